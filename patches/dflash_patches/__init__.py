@@ -1,0 +1,1 @@
+"""Structural patch sets for SGLang: data and small transformers. Never imports SGLang or torch."""
