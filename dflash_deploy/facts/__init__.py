@@ -1,6 +1,8 @@
-"""Facts about a host, read by one small probe over one connection. Absence is a value (``None`` or empty), never an exception.
+"""Facts about a host, read by one small probe over one connection. Absence is a value (``None`` or empty), never an
+exception.
 
-The probe (``probe.py``) prints JSON; :meth:`Facts.from_json` types what planners need. Rules may use :attr:`Facts.raw` for the rest.
+The probe (:mod:`dflash_deploy.facts.remote`) prints JSON; :meth:`Facts.from_json` types what planners need. Rules read
+:attr:`Facts.raw` for the rest.
 """
 
 from __future__ import annotations
@@ -50,18 +52,42 @@ class Facts:
     driver: tuple[int, ...] | None = None
     """Kernel module version, e.g. (580, 159, 4). None: no NVIDIA driver."""
     pythons: tuple[PythonInterpreter, ...] = ()
+    """Newest first."""
     uv: str | None = None
     """Path of uv."""
     systemd: str | None = None
-    """``system``: systemd is PID 1 and this user may manage system units (root or passwordless sudo); ``user``: only ``--user`` units work
-    (linger considered); None: no systemd."""
+    """``system``: systemd is PID 1 and this user may manage system units (root or passwordless sudo); ``user``: this
+    user's own manager answers (``linger`` says whether it outlives the session); None: neither."""
+    linger: bool = False
+    """The user's units are started at boot and survive logout."""
     sudo: bool = False
     """Passwordless sudo works."""
     container: str | None = None
     """``systemd-detect-virt --container`` or what was found without it."""
     memory_mib: int | None = None
+    """Memory of the machine, or of the control group when that is less."""
     disk_free_mib: Mapping[str, int] = field(default_factory=dict)
-    """Free space by path asked for."""
+    """Free space by path asked for; home and /tmp are always there."""
     cpu_count: int | None = None
     raw: Mapping[str, Any] = field(default_factory=dict)
     """The probe's whole answer."""
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any], host: str = "") -> Facts:
+        """Type a probe's answer (or a saved one).
+
+        Raises:
+            UnreadableFact: not an answer of a probe that this version understands.
+        """
+        from dflash_deploy.facts.parse import facts_from_json
+
+        return facts_from_json(raw, host)
+
+    def to_json(self) -> dict[str, Any]:
+        """The probe's answer with the host's name, as ``audit --save`` writes it and :meth:`from_json` reads it."""
+        return {**self.raw, "name": self.host}
+
+
+from dflash_deploy.facts.gather import gather  # noqa: E402  (it needs the classes above)
+
+__all__ = ["Facts", "Gpu", "PythonInterpreter", "gather"]
