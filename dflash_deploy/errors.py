@@ -16,6 +16,7 @@
     ├── PatchError                  exit 7   the tree is not what the patch set was written for
     │   ├── UnsupportedVersion               no set for this release
     │   ├── AnchorMissing, AnchorAmbiguous   the code moved
+    │   ├── ContractBroken                   code that injected lines call has changed
     │   ├── ForeignEdit                      somebody else changed the file
     │   └── InvalidResult                    the patched file would not compile
     ├── HostChanged                 exit 8   the host changed under us (a planned-on file, the lock)
@@ -123,6 +124,10 @@ class AnchorMissing(PatchError):
 
 class AnchorAmbiguous(PatchError):
     """A patch's anchor was found more than once."""
+
+
+class ContractBroken(PatchError):
+    """Code that injected lines rely on is missing, takes other parameters, or never reaches them."""
 
 
 class ForeignEdit(PatchError):

@@ -1,0 +1,227 @@
+"""Source bytes as a lossless tree, nodes with their way back to the root, and patterns compared as syntax trees.
+
+Edits rebuild only the spine from the changed node to the module; nothing else is touched, so encodings, line ends and odd spacing survive.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import libcst as cst
+
+from dflash_deploy.errors import InvalidResult
+
+_RENDER = cst.Module([])
+
+
+@dataclass(frozen=True)
+class At:
+    """A node and where it hangs: ``path`` leads from the root to the node's parent as (parent, field, index in the field or None)."""
+
+    node: cst.CSTNode
+    path: tuple[tuple[cst.CSTNode, str, int | None], ...] = ()
+
+    def replaced(self, *new: cst.CSTNode) -> cst.Module:
+        """The module with this node replaced by ``new`` (exactly one node where the field holds one)."""
+        nodes: Sequence[cst.CSTNode] = new
+        for parent, field, index in reversed(self.path):
+            if index is None:
+                (node,) = nodes
+                changed = parent.with_changes(**{field: node})
+            else:
+                items = list(getattr(parent, field))
+                items[index : index + 1] = nodes
+                changed = parent.with_changes(**{field: items})
+            nodes = (changed,)
+        (root,) = nodes
+        assert isinstance(root, cst.Module)
+        return root
+
+    def child(self, field: str, index: int | None = None) -> At:
+        """The node in ``field``."""
+        value = getattr(self.node, field)
+        return At(value if index is None else value[index], (*self.path, (self.node, field, index)))
+
+    @property
+    def statement(self) -> At:
+        """The innermost statement that holds this node."""
+        at = self
+        while not isinstance(at.node, (cst.SimpleStatementLine, cst.BaseCompoundStatement)):
+            parent, _, _ = at.path[-1]
+            at = At(parent, at.path[:-1])
+        return at
+
+
+def parse(source: bytes, file: str = "the file") -> cst.Module:
+    """The tree of ``source``.
+
+    Raises:
+        InvalidResult: not Python, or the tree would not give the same bytes back.
+    """
+    try:
+        module = cst.parse_module(source)
+        same = module.bytes == source
+    except (cst.ParserSyntaxError, UnicodeError, LookupError, SyntaxError) as error:
+        raise InvalidResult(f"{file} cannot be parsed as Python", evidence=str(error).splitlines()[:4]) from error
+    if not same:
+        raise InvalidResult(f"{file} does not survive a round trip through the parser", hint="its encoding or line ends are unusual")
+    return module
+
+
+def children(at: At) -> Iterator[At]:
+    """Direct child nodes, in order."""
+    for field in dataclasses.fields(at.node):
+        value = getattr(at.node, field.name)
+        if isinstance(value, cst.CSTNode):
+            yield At(value, (*at.path, (at.node, field.name, None)))
+        elif isinstance(value, (list, tuple)):
+            for index, item in enumerate(value):
+                if isinstance(item, cst.CSTNode):
+                    yield At(item, (*at.path, (at.node, field.name, index)))
+
+
+def walk(at: At) -> Iterator[At]:
+    """Nodes below ``at``, nested definitions entered not at all (they are scopes of their own)."""
+    for below in children(at):
+        if isinstance(below.node, (cst.BaseParenthesizableWhitespace, cst.EmptyLine, cst.TrailingWhitespace, cst.Newline)):
+            continue
+        yield below
+        if not isinstance(below.node, (cst.FunctionDef, cst.ClassDef)):
+            yield from walk(below)
+
+
+def statements(scope: At) -> Iterator[At]:
+    """Every statement of a scope in textual order, also those in nested blocks; nested definitions themselves, but not what is in them."""
+    stack = list(reversed(list(children(scope))))
+    while stack:
+        at = stack.pop()
+        if isinstance(at.node, (cst.SimpleStatementLine, cst.BaseCompoundStatement)):
+            yield at
+            if isinstance(at.node, (cst.FunctionDef, cst.ClassDef, cst.SimpleStatementLine)):
+                continue
+        elif not isinstance(at.node, (cst.BaseSuite, cst.Else, cst.ExceptHandler, cst.ExceptStarHandler, cst.Finally, cst.MatchCase)):
+            continue
+        stack.extend(reversed(list(children(at))))
+
+
+def expressions(scope: At) -> Iterator[At]:
+    """Every expression of a scope."""
+    return (at for at in walk(scope) if isinstance(at.node, cst.BaseExpression))
+
+
+def code(node: cst.CSTNode) -> str:
+    """Source of a node, as far as possible on one line and without surrounding comments."""
+    return _RENDER.code_for_node(node).strip()
+
+
+_KINDS: dict[type[ast.expr], tuple[type[cst.BaseExpression], ...]] = {
+    ast.Call: (cst.Call,),
+    ast.Compare: (cst.Comparison,),
+    ast.BoolOp: (cst.BooleanOperation,),
+    ast.UnaryOp: (cst.UnaryOperation,),
+    ast.BinOp: (cst.BinaryOperation,),
+    ast.Name: (cst.Name,),
+    ast.Attribute: (cst.Attribute,),
+    ast.Subscript: (cst.Subscript,),
+    ast.Tuple: (cst.Tuple,),
+    ast.List: (cst.List,),
+    ast.Set: (cst.Set,),
+    ast.Dict: (cst.Dict,),
+    ast.IfExp: (cst.IfExp,),
+}
+
+
+def expressions_like(scope: At, pattern: ast.expr) -> Iterator[At]:
+    """Expressions of the same kind as ``pattern``."""
+    kinds = _KINDS.get(type(pattern), (cst.BaseExpression,))
+    return (at for at in expressions(scope) if isinstance(at.node, kinds) and isinstance(tree(at.node), type(pattern)))
+
+
+@functools.lru_cache(maxsize=8192)
+def tree(node: cst.CSTNode) -> ast.AST | None:
+    """The abstract syntax tree of a statement or expression; None where the node does not stand alone (an ``elif`` does)."""
+    text = _RENDER.code_for_node(node)
+    if isinstance(node, cst.BaseExpression):
+        try:
+            return ast.parse(f"({text}\n)", mode="eval").body
+        except SyntaxError:
+            return None
+    if isinstance(node, cst.If) and text.lstrip().startswith("elif"):
+        text = text.lstrip()[2:]
+    try:
+        body = ast.parse(textwrap.dedent(text)).body
+    except SyntaxError:
+        return None
+    return body[0] if len(body) == 1 else None
+
+
+@functools.lru_cache(maxsize=512)
+def statement_pattern(source: str) -> ast.stmt:
+    """A pattern of one statement. ``if x: ...`` matches any body; a pattern without ``else`` says nothing about one."""
+    (statement,) = ast.parse(textwrap.dedent(source)).body
+    return statement
+
+
+@functools.lru_cache(maxsize=512)
+def expression_pattern(source: str) -> ast.expr:
+    """A pattern of one expression."""
+    return ast.parse(f"({source}\n)", mode="eval").body
+
+
+def _wild(node: object) -> bool:
+    if isinstance(node, ast.Expr):
+        node = node.value
+    return isinstance(node, ast.Constant) and node.value is Ellipsis
+
+
+_IGNORED = frozenset({"lineno", "col_offset", "end_lineno", "end_col_offset", "type_comment", "ctx", "kind"})
+
+
+def difference(pattern: object, found: object, where: str = "") -> str | None:
+    """The first structural difference between a pattern and what was found, or None when it matches.
+
+    ``...`` in the pattern matches any expression, all arguments of a call, and the rest of a block.
+    """
+    if _wild(pattern):
+        return None
+    if isinstance(pattern, ast.AST):
+        if type(pattern) is not type(found):
+            return f"{where or 'here'}: expected {_show(pattern)}, found {_show(found)}"
+        assert isinstance(found, ast.AST)
+        if isinstance(pattern, ast.Call) and len(pattern.args) == 1 and _wild(pattern.args[0]) and not pattern.keywords:
+            return difference(pattern.func, found.func, f"{where}.func")  # type: ignore[attr-defined]
+        for name, value in ast.iter_fields(pattern):
+            if name in _IGNORED:
+                continue
+            if isinstance(pattern, (ast.If, ast.For, ast.While, ast.Try)) and name in ("orelse", "finalbody") and not value:
+                continue
+            if (text := difference(value, getattr(found, name, None), f"{where}.{name}" if where else name)) is not None:
+                return text
+        return None
+    if isinstance(pattern, list):
+        assert isinstance(found, list)
+        for index, item in enumerate(pattern):
+            if isinstance(item, ast.stmt) and _wild(item):
+                return None
+            if index >= len(found):
+                return f"{where}: {_show(item)} is missing"
+            if (text := difference(item, found[index], f"{where}[{index}]")) is not None:
+                return text
+        return f"{where}: unexpected {_show(found[len(pattern)])}" if len(found) > len(pattern) else None
+    return None if pattern == found else f"{where}: expected {_show(pattern)}, found {_show(found)}"
+
+
+def _show(value: object) -> str:
+    if isinstance(value, (ast.stmt, ast.expr)):
+        return "`" + ast.unparse(value).splitlines()[0][:100] + "`"
+    return type(value).__name__ if isinstance(value, ast.AST) else repr(value)
+
+
+def same(one: ast.AST, other: ast.AST | None) -> bool:
+    """Equal syntax trees, without wildcards."""
+    return other is not None and ast.dump(one) == ast.dump(other)

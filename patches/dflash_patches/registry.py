@@ -1,0 +1,49 @@
+"""Which sets exist: (release, set name) → :class:`~dflash_deploy.patching.patch.PatchSet`. Ranges of one name never overlap."""
+
+from __future__ import annotations
+
+import importlib
+from functools import cache
+
+from dflash_deploy.errors import UnsupportedVersion, UsageError
+from dflash_deploy.patching.patch import PatchSet
+
+MODULES = ("sglang_0_5_16.cpu",)
+"""One module per set. In each, every :class:`PatchSet` at module level counts."""
+
+
+@cache
+def all_sets() -> tuple[PatchSet, ...]:
+    """Every set, in the order of :data:`MODULES`."""
+    sets: list[PatchSet] = []
+    for name in MODULES:
+        module = importlib.import_module(f"dflash_patches.{name}")
+        sets += [value for value in vars(module).values() if isinstance(value, PatchSet)]
+    return tuple(sets)
+
+
+def names() -> tuple[str, ...]:
+    """Names of all sets."""
+    return tuple(dict.fromkeys(each.name for each in all_sets()))
+
+
+def find(version: str, name: str, *, allow_untested: bool = False, package: str = "sglang") -> PatchSet:
+    """The set called ``name`` for this release. ``allow_untested``: else the one written for the nearest lower release.
+
+    Raises:
+        UsageError: no set has this name.
+        UnsupportedVersion: none is written for this release.
+    """
+    named = [each for each in all_sets() if each.name == name and each.package == package]
+    if not named:
+        raise UsageError(f"there is no patch set called {name}", hint=f"choose from: {', '.join(names())}")
+    for each in named:
+        if each.supports(version):
+            return each
+    if allow_untested:
+        return named[-1]
+    raise UnsupportedVersion(
+        f"no patch set {name} is written for {package} {version}",
+        evidence=[f"{name} supports {package} {each.versions} (tested: {', '.join(each.tested) or 'none'})" for each in named],
+        hint=f"install a supported release, or try --allow-untested: it applies only when every anchor and contract holds on {version}",
+    )

@@ -1,0 +1,183 @@
+"""The ``cpu`` set: SGLang 0.5.16 served on a CPU, its Triton kernels run by Triton's interpreter (``TRITON_INTERPRET=1``).
+
+Without SGLang's own CPU engine (AMX kernels), no platform predicate is true on a CPU, and a few places then assume CUDA. Every change asks for the
+device, so that it does nothing on CUDA; the set is never applied there all the same. Served in float32: the interpreter computes bf16
+attention wrongly.
+"""
+
+from __future__ import annotations
+
+from dflash_deploy.patching.anchors import After, Assign, Stmt
+from dflash_deploy.patching.edits import GuardStatement, InsertStatements, ReplaceExpression, WrapCondition
+from dflash_deploy.patching.patch import Contract, Example, Patch, PatchSet, Refusal
+
+DFLASH_ON_CPU = Patch(
+    name="cpu-dflash-allowed",
+    file="srt/arg_groups/speculative_hook.py",
+    why="DFLASH is refused unless the device is CUDA, yet its worker runs on a CPU too",
+    edit=WrapCondition("_handle_dflash", "not server_args.device.startswith('cuda')", "{} and server_args.device != 'cpu'"),
+    contract=(Contract("srt/server_args.py", "ServerArgs", attributes=("device",)),),
+    examples=(
+        Example(
+            before='def _handle_dflash(server_args):\n    if not server_args.device.startswith("cuda"):\n        raise ValueError("CUDA only")\n',
+            after="def _handle_dflash(server_args):\n"
+            "    if (not server_args.device.startswith('cuda')) and server_args.device != 'cpu':  # dflash-deploy: cpu-dflash-allowed\n"
+            '        raise ValueError("CUDA only")\n',
+        ),
+    ),
+    refuses=(
+        Refusal(before="def _handle_dflash(server_args):\n    if server_args.device == 'npu':\n        raise ValueError\n", error="AnchorMissing"),
+        Refusal(
+            before="def _handle_dflash(server_args):\n"
+            + 2 * "    if not server_args.device.startswith('cuda'):\n        raise ValueError\n",
+            error="AnchorAmbiguous",
+        ),
+    ),
+)
+
+ROPE_NATIVE = Patch(
+    name="cpu-rope-native",
+    file="srt/layers/rotary_embedding/base.py",
+    why="a CPU without AMX kernels falls through to an import of vLLM; the native forward suffices",
+    edit=ReplaceExpression("RotaryEmbedding.__init__", "not _is_mps", "not _is_mps and get_server_args().device != 'cpu'"),
+    contract=(
+        Contract("srt/layers/rotary_embedding/base.py", "RotaryEmbedding.forward_native"),
+        Contract("srt/runtime_context.py", "get_server_args", params=()),
+        Contract("srt/server_args.py", "ServerArgs", attributes=("device",)),
+    ),
+    examples=(
+        Example(
+            before="from a import get_server_args\n\n\nclass RotaryEmbedding:\n    def __init__(self):\n        if (\n            not (_is_cuda)\n"
+            "            and not (_is_mps)\n        ):\n            import vllm\n\n\n_is_mps = False\n",
+            after="from a import get_server_args\n\n\nclass RotaryEmbedding:\n    def __init__(self):\n        if (\n            not (_is_cuda)\n"
+            "            and (not _is_mps and get_server_args().device != 'cpu')\n        ):  # dflash-deploy: cpu-rope-native\n            import vllm\n\n\n"
+            "_is_mps = False\n",
+        ),
+    ),
+    refuses=(Refusal(before="class RotaryEmbedding:\n    def __init__(self):\n        if not _is_cuda:\n            import vllm\n", error="AnchorMissing"),),
+)
+
+RELAY_STREAM = Patch(
+    name="cpu-relay-record-stream",
+    file="srt/managers/overlap_utils.py",
+    why="Tensor.record_stream raises on CPU tensors, which need no stream bookkeeping",
+    edit=GuardStatement("FutureMap._resolve_spec_extras", Stmt("indices.record_stream(...)"), "indices.device.type != 'cpu'"),
+    examples=(
+        Example(
+            before="class FutureMap:\n    def _resolve_spec_extras(self, batch):\n        indices = batch.indices\n"
+            "        # a comment\n        indices.record_stream(current())\n",
+            after="class FutureMap:\n    def _resolve_spec_extras(self, batch):\n        indices = batch.indices\n"
+            "        # a comment\n        if indices.device.type != 'cpu':  # dflash-deploy: cpu-relay-record-stream\n"
+            "            indices.record_stream(current())\n",
+        ),
+    ),
+    refuses=(
+        Refusal(
+            before="class FutureMap:\n    def _resolve_spec_extras(self, batch):\n        rows = batch.indices\n        rows.record_stream(current())\n",
+            error="AnchorMissing",
+        ),
+    ),
+)
+
+WORKER_STREAM = Patch(
+    name="cpu-worker-record-stream",
+    file="srt/speculative/dflash_worker_v2.py",
+    why="Tensor.record_stream raises on CPU tensors, which need no stream bookkeeping",
+    edit=GuardStatement(
+        "DFlashWorkerV2.forward_batch_generation", Stmt("batch.seq_lens.record_stream(...)"), "batch.seq_lens.device.type != 'cpu'"
+    ),
+    examples=(
+        Example(
+            before="class DFlashWorkerV2:\n    def forward_batch_generation(self, batch):\n        batch.seq_lens.record_stream(\n            current()\n        )\n",
+            after="class DFlashWorkerV2:\n    def forward_batch_generation(self, batch):\n"
+            "        if batch.seq_lens.device.type != 'cpu':  # dflash-deploy: cpu-worker-record-stream\n"
+            "            batch.seq_lens.record_stream(\n                current()\n            )\n",
+        ),
+    ),
+    refuses=(
+        Refusal(
+            before="class DFlashWorkerV2:\n    def forward_batch_generation(self, batch):\n        return None\n        batch.seq_lens.record_stream(s)\n",
+            error="ContractBroken",
+        ),
+    ),
+)
+
+WORKER_TRITON = Patch(
+    name="cpu-worker-triton",
+    file="srt/speculative/dflash_worker_v2.py",
+    why="the Triton path of the worker runs under the interpreter, the fallback path does not run on a CPU",
+    edit=InsertStatements(
+        "DFlashWorkerV2.__init__",
+        "supports_gpu_triton = supports_gpu_triton or self.device == 'cpu'\n",
+        at=After(Assign("supports_gpu_triton")),
+    ),
+    contract=(Contract("srt/speculative/dflash_worker_v2.py", "DFlashWorkerV2", attributes=("device", "_use_triton_prepare_block")),),
+    examples=(
+        Example(
+            before="class DFlashWorkerV2:\n    def __init__(self):\n        supports_gpu_triton = is_cuda() or is_hip()\n        self.x = supports_gpu_triton\n",
+            after="class DFlashWorkerV2:\n    def __init__(self):\n        supports_gpu_triton = is_cuda() or is_hip()\n"
+            "        supports_gpu_triton = supports_gpu_triton or self.device == 'cpu'  # dflash-deploy: cpu-worker-triton\n"
+            "        self.x = supports_gpu_triton\n",
+        ),
+    ),
+    refuses=(Refusal(before="class DFlashWorkerV2:\n    def __init__(self):\n        triton = is_cuda()\n", error="AnchorMissing"),),
+)
+
+CACHE_LOCS = Patch(
+    name="cpu-cache-locs",
+    file="kernels/ops/speculative/cache_locs.py",
+    why="without a platform the function returns None; its Triton kernel runs under the interpreter",
+    edit=WrapCondition(
+        "assign_extend_cache_locs_func",
+        "_is_cuda or _is_hip or _is_musa or _is_xpu",
+        "{} or (not _is_cpu and req_to_token.device.type == 'cpu')",
+    ),
+    examples=(
+        Example(
+            before="def assign_extend_cache_locs_func(req_to_token):\n    if _is_cuda or _is_hip or _is_musa or _is_xpu:\n        return 1\n\n\n_is_cpu = _is_cuda = _is_hip = _is_musa = _is_xpu = False\n",
+            after="def assign_extend_cache_locs_func(req_to_token):\n"
+            "    if (_is_cuda or _is_hip or _is_musa or _is_xpu) or (not _is_cpu and req_to_token.device.type == 'cpu'):"
+            "  # dflash-deploy: cpu-cache-locs\n        return 1\n\n\n_is_cpu = _is_cuda = _is_hip = _is_musa = _is_xpu = False\n",
+        ),
+    ),
+    refuses=(
+        Refusal(before="def assign_extend_cache_locs_func(req_to_token):\n    if _is_cuda or _is_hip:\n        return 1\n", error="AnchorMissing"),
+        Refusal(
+            before="def assign_extend_cache_locs_func(table):\n    if _is_cuda or _is_hip or _is_musa or _is_xpu:\n        return 1\n",
+            error="ContractBroken",
+        ),
+    ),
+)
+
+INPUT_EMBEDS = Patch(
+    name="cpu-input-embeds-dtype",
+    file="srt/model_executor/model_runner.py",
+    why="the draft's input embeddings are cast to bf16 whatever the model's dtype; on a CPU the model is float32",
+    edit=ReplaceExpression(
+        "ModelRunner._extend_forward_kwargs",
+        "forward_batch.input_embeds.bfloat16()",
+        "forward_batch.input_embeds.to(self.dtype) if self.device == 'cpu' else forward_batch.input_embeds.bfloat16()",
+    ),
+    contract=(Contract("srt/model_executor/model_runner.py", "ModelRunner", attributes=("device", "dtype")),),
+    examples=(
+        Example(
+            before="class ModelRunner:\n    def _extend_forward_kwargs(self, forward_batch):\n        x = forward_batch.input_embeds.bfloat16()\n",
+            after="class ModelRunner:\n    def _extend_forward_kwargs(self, forward_batch):\n"
+            "        x = forward_batch.input_embeds.to(self.dtype) if self.device == 'cpu' else forward_batch.input_embeds.bfloat16()"
+            "  # dflash-deploy: cpu-input-embeds-dtype\n",
+        ),
+    ),
+    refuses=(
+        Refusal(before="class ModelRunner:\n    def _extend_forward_kwargs(self, forward_batch):\n        x = forward_batch.input_embeds\n", error="AnchorMissing"),
+    ),
+)
+
+CPU = PatchSet(
+    name="cpu",
+    package="sglang",
+    versions="==0.5.16",
+    tested=("0.5.16",),
+    patches=(DFLASH_ON_CPU, ROPE_NATIVE, RELAY_STREAM, WORKER_STREAM, WORKER_TRITON, CACHE_LOCS, INPUT_EMBEDS),
+    device="cpu",
+    summary="run on a CPU through Triton's interpreter, in float32",
+)
