@@ -1,8 +1,16 @@
-"""Which packages go together, as data: one stack per SGLang release and platform."""
+"""Which packages go together, as data: one stack per SGLang release and platform.
+
+The pins are those of the releases' own metadata; minimum drivers are NVIDIA's for the CUDA release (12.8: 525 with
+minor-version compatibility, 570 in full; 13.0: 580).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from dflash_deploy.errors import UsageError
+from dflash_deploy.facts import Facts
 
 
 @dataclass(frozen=True)
@@ -20,16 +28,354 @@ class Stack:
     requirements: tuple[str, ...]
     """Pins for pip or uv, complete when ``no_deps``."""
     no_deps: tuple[str, ...] = ()
-    """Requirements installed without their dependencies (the release's own metadata asks for CUDA packages that a CPU never imports)."""
+    """Requirements installed without their dependencies (the release's own metadata asks for CUDA packages that a CPU
+    never imports)."""
     python: tuple[tuple[int, int], tuple[int, int]] = ((3, 11), (3, 13))
     """Lowest and highest Python minor, both included."""
     min_glibc: tuple[int, int] = (2, 28)
     min_driver: tuple[int, ...] | None = None
     installed_mib: int = 0
-    """Disk space that the venv takes, measured."""
+    """Disk space that the venv takes, measured; 0: not measured."""
     patch_sets: tuple[str, ...] = ()
     """Names of the patch sets that this stack needs."""
     server_args: tuple[str, ...] = ()
     """Arguments that the server needs on this stack."""
     env: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = ()
+    cuda: str = ""
+    """CUDA release of the torch build, e.g. ``13.0``."""
+    kernel: str = ""
+    """Kernel package, e.g. ``sglang-kernel==0.4.5``."""
+    flashinfer: str = ""
+    transformers: str = ""
+    native_dflash: bool = True
+    """The release has the DFLASH algorithm."""
+    capabilities: tuple[tuple[int, int], ...] = ()
+    """Compute capabilities that the kernel package carries code for."""
+    arch: tuple[str, ...] = ("x86_64",)
+    """``uname -m`` values with published wheels."""
+    resolvable: bool = True
+    """Installs from published wheels alone."""
+    rank: int = 0
+    """Preference among stacks that fit; higher is better."""
+
+
+CPU_PACKAGES = (
+    "torch==2.14.1",
+    "torchvision==0.29.1",
+    "transformers==5.12.1",
+    "xgrammar==0.2.1",
+    "numpy",
+    "orjson",
+    "psutil",
+    "pybase64",
+    "requests",
+    "starlette",
+    "ipython",
+    "aiohttp",
+    "msgspec",
+    "pyzmq",
+    "dill",
+    "openai==2.6.1",
+    "partial-json-parser",
+    "sentencepiece",
+    "uvicorn",
+    "uvloop",
+    "fastapi",
+    "einops",
+    "loguru",
+    "gguf",
+    "setproctitle",
+    "jsonschema",
+    "soundfile==0.13.1",
+    "python-multipart",
+    "pillow",
+)
+"""What the 0.5.16 server imports on a CPU; found by importing it module by module."""
+
+BLACKWELL = ((8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0))
+"""sm_86 runs sm_80 code. sm_121 (GB10) is in no published kernel wheel's list."""
+
+CPU_ARGS = (
+    "--device",
+    "cpu",
+    "--attention-backend",
+    "triton",
+    "--sampling-backend",
+    "pytorch",
+    "--disable-cuda-graph",
+    "--dtype",
+    "float32",
+)
+
+
+def cuda_stack(
+    sglang: str,
+    torch: str,
+    variant: str,
+    kernel: str,
+    flashinfer: str,
+    transformers: str,
+    *,
+    rank: int,
+    python: tuple[tuple[int, int], tuple[int, int]] = ((3, 10), (3, 13)),
+    native_dflash: bool = True,
+    resolvable: bool = True,
+    patch_sets: tuple[str, ...] = (),
+    notes: tuple[str, ...] = (),
+) -> Stack:
+    """A CUDA stack from one row of the release table."""
+    cuda13 = variant == "cu130"
+    return Stack(
+        name=f"sglang-{sglang}-{variant}",
+        sglang=sglang,
+        device="cuda",
+        torch=torch,
+        torch_variant=variant,
+        requirements=(f"sglang=={sglang}",),
+        python=python,
+        # 0.5.11 brought Rust extensions: manylinux_2_34 wheels, one per Python minor.
+        min_glibc=(2, 34) if native_dflash else (2, 28),
+        min_driver=(580,) if cuda13 else (570,),
+        cuda="13.0" if cuda13 else "12.8",
+        kernel=kernel,
+        flashinfer=flashinfer,
+        transformers=transformers,
+        native_dflash=native_dflash,
+        resolvable=resolvable,
+        rank=rank,
+        patch_sets=patch_sets,
+        capabilities=BLACKWELL,
+        notes=notes,
+    )
+
+
+LIBNUMA = "its kernel package needs libnuma.so.1, which no pip package provides (apt-get install libnuma1)"
+CUDA_TILE = "cuda-tile==1.6.0rc5 is published only as a stub that downloads from elsewhere: it does not install from wheels alone"
+OLD_PY = ((3, 10), (3, 13))
+NEW_PY = ((3, 11), (3, 13))
+
+STACKS: tuple[Stack, ...] = (
+    Stack(
+        name="sglang-0.5.16-cpu",
+        sglang="0.5.16",
+        device="cpu",
+        torch="2.14.1",
+        torch_variant="cpu",
+        requirements=CPU_PACKAGES,
+        no_deps=("sglang==0.5.16", "compressed-tensors"),
+        python=((3, 11), (3, 13)),
+        min_glibc=(2, 34),
+        installed_mib=6144,
+        patch_sets=("cpu", "ddtree"),
+        server_args=CPU_ARGS,
+        env=(("TRITON_INTERPRET", "1"),),
+        transformers="5.12.1",
+        rank=1,
+        notes=(
+            "runs the release's Triton kernels in the interpreter: right in float32, slow, for proof and development",
+        ),
+    ),
+    cuda_stack(
+        "0.5.8",
+        "2.9.1",
+        "cu128",
+        "sgl-kernel==0.3.21",
+        "0.6.1",
+        "4.57.1",
+        rank=8,
+        native_dflash=False,
+        notes=(LIBNUMA,),
+    ),
+    cuda_stack(
+        "0.5.9",
+        "2.9.1",
+        "cu128",
+        "sgl-kernel==0.3.21",
+        "0.6.3",
+        "4.57.1",
+        rank=9,
+        native_dflash=False,
+        notes=(LIBNUMA,),
+    ),
+    cuda_stack(
+        "0.5.10.post1",
+        "2.9.1",
+        "cu128",
+        "sglang-kernel==0.4.1",
+        "0.6.7.post3",
+        "5.3.0",
+        rank=10,
+        native_dflash=False,
+        notes=("the last release for CUDA 12; it has no DFLASH", LIBNUMA),
+    ),
+    cuda_stack("0.5.11", "2.11.0", "cu130", "sglang-kernel==0.4.2", "0.6.8.post1", "5.6.0", rank=20, notes=(LIBNUMA,)),
+    cuda_stack(
+        "0.5.12.post1",
+        "2.11.0",
+        "cu130",
+        "sglang-kernel==0.4.2.post2",
+        "0.6.11.post1",
+        "5.6.0",
+        rank=21,
+        notes=(LIBNUMA,),
+    ),
+    cuda_stack("0.5.13.post1", "2.11.0", "cu130", "sglang-kernel==0.4.3", "0.6.12", "5.8.1", rank=22, notes=(LIBNUMA,)),
+    cuda_stack("0.5.14", "2.11.0", "cu130", "sglang-kernel==0.4.4", "0.6.12", "5.8.1", rank=23),
+    cuda_stack("0.5.15.post1", "2.11.0", "cu130", "sglang-kernel==0.4.4", "0.6.12", "5.12.1", rank=24),
+    cuda_stack(
+        "0.5.16", "2.11.0", "cu130", "sglang-kernel==0.4.5", "0.6.14", "5.12.1", rank=100, patch_sets=("ddtree",)
+    ),
+    cuda_stack(
+        "0.5.18",
+        "2.13.0",
+        "cu130",
+        "sglang-kernel==0.4.6.post1",
+        "0.6.17",
+        "5.12.1",
+        rank=25,
+        resolvable=False,
+        notes=(CUDA_TILE,),
+    ),
+    cuda_stack(
+        "0.5.20",
+        "2.13.0",
+        "cu130",
+        "sglang-kernel==0.4.7",
+        "0.6.18",
+        "5.12.1",
+        rank=26,
+        resolvable=False,
+        notes=(CUDA_TILE,),
+    ),
+    cuda_stack(
+        "0.5.21",
+        "2.13.0",
+        "cu130",
+        "sglang-kernel==0.4.7",
+        "0.6.18",
+        "5.12.1",
+        rank=27,
+        resolvable=False,
+        notes=(CUDA_TILE,),
+    ),
+    cuda_stack(
+        "0.5.22",
+        "2.14.1",
+        "cu130",
+        "sglang-kernel==0.4.9",
+        "0.7.1",
+        "5.19.0",
+        rank=28,
+        python=NEW_PY,
+        resolvable=False,
+        notes=(CUDA_TILE,),
+    ),
+    cuda_stack("0.5.23", "2.14.1", "cu130", "sglang-kernel==0.4.10", "0.7.2", "5.19.0", rank=90, python=NEW_PY),
+)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One stack judged for one host."""
+
+    stack: Stack
+    fits: bool
+    reasons: tuple[str, ...]
+    """Why not, or why this place in the ranking; and what to know."""
+    changes: tuple[str, ...] = ()
+    """What to change on the host so that it would fit."""
+
+
+def get_stack(name: str) -> Stack:
+    """The stack of that name.
+
+    Raises:
+        UsageError: no such stack.
+    """
+    for stack in STACKS:
+        if stack.name == name:
+            return stack
+    raise UsageError(
+        f"there is no stack named {name!r}", evidence=[stack.name for stack in STACKS], hint="dflash-deploy stacks"
+    )
+
+
+def judge_stack(stack: Stack, facts: Facts) -> Choice:
+    """Whether ``stack`` can run on the host, every reason at once. What could not be seen does not exclude a stack and
+    is said."""
+    no: list[str] = []
+    know: list[str] = []
+    changes: list[str] = []
+    if facts.system and facts.system != "Linux":
+        no.append(f"needs Linux, this is {facts.system}")
+    if facts.arch and facts.arch not in stack.arch:
+        no.append(f"wheels are published for {', '.join(stack.arch)}, this is {facts.arch}")
+    if facts.glibc is None:
+        know.append("glibc unknown")
+    elif facts.glibc < stack.min_glibc:
+        no.append(f"its wheels need glibc >= {dotted(stack.min_glibc)}, the host has {dotted(facts.glibc)}")
+        changes.append("a newer distribution or container (glibc cannot be replaced by itself)")
+    versions = {python.version[:2] for python in facts.pythons}
+    low, high = stack.python
+    if facts.pythons and not any(low <= version <= high for version in versions) and not facts.uv:
+        no.append(
+            f"needs Python {dotted(low)} to {dotted(high)}, the host has {', '.join(dotted(v) for v in sorted(versions))}"
+        )
+        changes.append(f"install Python {dotted(high)} with its venv module, or uv, which brings its own")
+    elif not facts.pythons and not facts.uv:
+        know.append("no Python seen")
+    if stack.device == "cuda":
+        judge_cuda(stack, facts, no, know, changes)
+    else:
+        know.append("needs no GPU")
+    if not stack.resolvable:
+        no.append("does not install from published wheels alone")
+    free = facts.disk_free_mib.get(facts.home)
+    if stack.installed_mib and free is not None and free < stack.installed_mib:
+        no.append(f"needs {stack.installed_mib} MiB of disk, {facts.home} has {free}")
+        changes.append("free disk space or put the venv on another file system")
+    return Choice(stack, not no, (*no, *know, *stack.notes), tuple(changes))
+
+
+def judge_cuda(stack: Stack, facts: Facts, no: list[str], know: list[str], changes: list[str]) -> None:
+    """GPU, driver and architecture of a CUDA stack."""
+    if facts.driver is None and not facts.gpus:
+        no.append("needs an NVIDIA GPU and its driver; neither was seen")
+        return
+    if facts.driver is None:
+        know.append("driver version unknown")
+    elif stack.min_driver is not None and facts.driver < stack.min_driver:
+        no.append(
+            f"torch {stack.torch}+{stack.torch_variant} (CUDA {stack.cuda}) needs driver >= {stack.min_driver[0]}, the host has {dotted(facts.driver)}"
+        )
+        where = " on the host of this container" if facts.container else ""
+        changes.append(f"driver >= {stack.min_driver[0]}{where}")
+    for gpu in facts.gpus:
+        if gpu.compute_capability is None:
+            know.append(f"GPU {gpu.index}: compute capability unknown")
+        elif gpu.compute_capability not in stack.capabilities:
+            no.append(
+                f"GPU {gpu.index} ({gpu.name}) is sm_{gpu.compute_capability[0]}{gpu.compute_capability[1]}: no code for it in {stack.kernel}"
+            )
+    if not stack.native_dflash:
+        know.append("no native DFLASH in this release")
+
+
+def choose_stacks(facts: Facts) -> list[Choice]:
+    """Every stack judged: those that fit first, best first; then the others, those that need the least change first."""
+    judged = [judge_stack(stack, facts) for stack in STACKS]
+    return sorted(
+        judged, key=lambda choice: (not choice.fits, 0 if choice.fits else len(choice.changes), -choice.stack.rank)
+    )
+
+
+def stack_for(facts: Facts) -> Stack | None:
+    """The best stack that fits; None when none does."""
+    best = choose_stacks(facts)[0]
+    return best.stack if best.fits else None
+
+
+def dotted(version: Sequence[int]) -> str:
+    """``(2, 34)`` as ``2.34``."""
+    return ".".join(str(part) for part in version)
