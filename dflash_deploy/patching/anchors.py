@@ -82,8 +82,8 @@ class Stmt:
     pattern: str
 
     def candidates(self, where: At) -> Iterator[At]:
-        kind = type(syntax.statement_pattern(self.pattern))
-        return (at for at in syntax.statements(where) if isinstance(syntax.tree(at.node), kind))
+        wanted = syntax.statement_pattern(self.pattern)
+        return (at for at in syntax.statements(where) if syntax.could_be(at.node, wanted))
 
     def difference(self, at: At) -> str:
         return syntax.difference(syntax.statement_pattern(self.pattern), syntax.tree(at.node)) or ""
@@ -122,7 +122,13 @@ class Assign:
     target: str
 
     def candidates(self, where: At) -> Iterator[At]:
-        return (at for at in syntax.statements(where) if isinstance(syntax.tree(at.node), (ast.Assign, ast.AnnAssign)))
+        return (
+            at
+            for at in syntax.statements(where)
+            if isinstance(at.node, cst.SimpleStatementLine)
+            and len(at.node.body) == 1
+            and isinstance(at.node.body[0], (cst.Assign, cst.AnnAssign))
+        )
 
     def difference(self, at: At) -> str:
         found = syntax.tree(at.node)

@@ -90,16 +90,16 @@ def _insert(block: At, index: int, new: list[cst.BaseStatement | cst.SimpleState
 
 def _runs(where: At, wanted: tuple[ast.stmt, ...]) -> list[tuple[At, int]]:
     """(block, index) of every place where exactly these statements follow each other."""
-    blocks: dict[int, tuple[At, list[tuple[int, ast.AST | None]]]] = {}
+    found = []
     for at in syntax.statements(where):
         parent, field, index = at.path[-1]
-        if field == "body" and index is not None:
-            blocks.setdefault(id(parent), (At(parent, at.path[:-1]), []))[1].append((index, syntax.tree(at.node)))
-    found = []
-    for block, items in blocks.values():
-        for start in range(len(items) - len(wanted) + 1):
-            if all(syntax.same(w, items[start + k][1]) for k, w in enumerate(wanted)):
-                found.append((block, items[start][0]))
+        if field != "body" or index is None or not syntax.could_be(at.node, wanted[0]):
+            continue
+        run = list(getattr(parent, field))[index : index + len(wanted)]
+        if len(run) == len(wanted) and all(
+            syntax.could_be(node, w) and syntax.same(w, syntax.tree(node)) for w, node in zip(wanted, run, strict=True)
+        ):
+            found.append((At(parent, at.path[:-1]), index))
     return found
 
 
@@ -188,7 +188,11 @@ class AddImport:
         return len(_runs(At(module), _trees(self.code))) == 1
 
     def apply(self, module: cst.Module, marker: str) -> cst.Module:
-        imports = [i for i, s in enumerate(module.body) if isinstance(syntax.tree(s), (ast.Import, ast.ImportFrom))]
+        imports = [
+            index
+            for index, line in enumerate(module.body)
+            if isinstance(line, cst.SimpleStatementLine) and any(isinstance(s, (cst.Import, cst.ImportFrom)) for s in line.body)
+        ]
         index = imports[-1] + 1 if imports else _after_prelude(list(module.body))
         return _insert(At(module), index, _marked(self.code, marker, module))
 

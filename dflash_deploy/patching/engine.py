@@ -7,12 +7,15 @@ the result.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+
+import libcst as cst
 
 from dflash_deploy.errors import AnchorAmbiguous, AnchorMissing, ContractBroken, InvalidResult, PatchError
 from dflash_deploy.patching import syntax
-from dflash_deploy.patching.contracts import check_contract, check_landing, definitions
+from dflash_deploy.patching.contracts import check_contract, check_landing
 from dflash_deploy.patching.patch import Contract, Patch, PatchSet, Present, State, Verdict, worst
 
 
@@ -56,12 +59,16 @@ def apply_edit(source: bytes, patch: Patch) -> bytes:
     module = syntax.parse(source, patch.file)
     if patch.edit.written(module):
         return source
+    data = _edited(module, patch).bytes
+    check_landing(compiled(data, patch.file), patch.file, patch.edit.scope, patch.edit.injected)
+    return data
+
+
+def _edited(module: cst.Module, patch: Patch) -> cst.Module:
     changed = patch.edit.apply(module, patch.marker)
     if not patch.edit.written(changed):
         raise InvalidResult(f"{patch.name}: the edit does not recognise its own result in {patch.file}")
-    data = changed.bytes
-    check_landing(compiled(data, patch.file), patch.file, patch.edit.scope, patch.edit.injected)
-    return data
+    return changed
 
 
 def compiled(data: bytes, file: str) -> ast.Module:
@@ -77,66 +84,80 @@ def compiled(data: bytes, file: str) -> ast.Module:
         raise InvalidResult(f"{file} would not compile", evidence=str(error)) from error
 
 
-def _present(trees: Callable[[str], ast.Module | None], present: Present) -> bool:
+def _present(trees: _Trees, present: Present) -> bool:
     tree = trees(present.file)
     if tree is None:
         return False
     try:
-        check_contract(tree, _existence(present))
+        check_contract(tree, Contract(present.file, present.name))
     except ContractBroken:
-        return bool(definitions(tree, present.name))
+        return False
     return True
-
-
-def _existence(present: Present) -> Contract:
-    return Contract(present.file, present.name)
 
 
 def run(files: Mapping[str, bytes | None], patches: Sequence[Patch]) -> Outcome:
     """Judge and apply ``patches`` to ``files`` (path relative to the package → bytes, None when there is no such file)."""
-    now: dict[str, bytes | None] = dict(files)
-    cache: dict[tuple[str, int], ast.Module | None] = {}
-
-    def trees(path: str) -> ast.Module | None:
-        data = now.get(path)
-        key = (path, id(data))
-        if key not in cache:
-            cache[key] = None if data is None else compiled(data, path)
-        return cache[key]
-
-    verdicts: list[Verdict] = []
-    for patch in patches:
-        verdicts.append(_one(now, patch, trees))
+    modules: dict[str, cst.Module] = {}
+    before = _Trees({path: data for path, data in files.items() if data is not None})
+    verdicts = [_edit(files, modules, patch, before) for patch in patches]
+    now = {path: data for path, data in files.items() if data is not None}
+    edited = {v.file for v in verdicts if v.state is State.ABSENT}
+    now.update({path: modules[path].bytes for path in edited})
+    after = _Trees(now)
     for index, patch in enumerate(patches):
-        if verdicts[index].state in (State.ABSENT, State.APPLIED):
+        if verdicts[index].state not in (State.ABSENT, State.APPLIED):
+            continue
+        try:
+            tree = after(patch.file)
+            if tree is not None:
+                check_landing(tree, patch.file, patch.edit.scope, patch.edit.injected)
             for contract in patch.contract:
-                try:
-                    check_contract(trees(contract.file), contract)
-                except (ContractBroken, InvalidResult) as error:
-                    verdicts[index] = _verdict(patch, State.CONFLICT, error)
-                    break
-    changed = {path: data for path, data in now.items() if data is not None and data != files.get(path)}
-    return Outcome(tuple(verdicts), changed)
+                check_contract(after(contract.file), contract)
+        except (ContractBroken, InvalidResult) as error:
+            verdicts[index] = _verdict(patch, State.CONFLICT, error)
+    return Outcome(tuple(verdicts), {path: now[path] for path in sorted(edited)})
 
 
-def _one(now: dict[str, bytes | None], patch: Patch, trees: Callable[[str], ast.Module | None]) -> Verdict:
-    source = now.get(patch.file)
+class _Trees:
+    """Syntax trees of files, parsed when first asked for."""
+
+    def __init__(self, files: Mapping[str, bytes]) -> None:
+        self._files = files
+        self._trees: dict[str, ast.Module] = {}
+
+    def __call__(self, path: str) -> ast.Module | None:
+        if path not in self._files:
+            return None
+        if path not in self._trees:
+            self._trees[path] = compiled(self._files[path], path)
+        return self._trees[path]
+
+
+def _edit(files: Mapping[str, bytes | None], modules: dict[str, cst.Module], patch: Patch, before: _Trees) -> Verdict:
+    source = files.get(patch.file)
     if source is None:
         return Verdict(patch.name, patch.file, State.CONFLICT, f"{patch.file} is not in the tree")
     try:
-        module = syntax.parse(source, patch.file)
+        if patch.file not in modules:
+            modules[patch.file] = syntax.parse(source, patch.file)
+        module = modules[patch.file]
         if patch.edit.written(module):
             return Verdict(patch.name, patch.file, State.APPLIED)
-        if any(line.rstrip().endswith(patch.marker) for line in source.decode("utf-8", "replace").splitlines()):
+        if _carries(source, patch.marker):
             return Verdict(patch.name, patch.file, State.DRIFTED, "lines that carry its marker are not what this version writes")
-        if patch.superseded is not None and _present(trees, patch.superseded):
+        if patch.superseded is not None and _present(before, patch.superseded):
             return Verdict(patch.name, patch.file, State.SUPERSEDED, f"upstream has {patch.superseded.name}")
-        now[patch.file] = apply_edit(source, patch)
+        modules[patch.file] = _edited(module, patch)
     except AnchorAmbiguous as error:
         return _verdict(patch, State.AMBIGUOUS, error)
     except PatchError as error:
         return _verdict(patch, State.CONFLICT, error)
     return Verdict(patch.name, patch.file, State.ABSENT)
+
+
+def _carries(source: bytes, marker: str) -> bool:
+    found = re.search(re.escape(marker.encode()) + rb"(?![\\w-])", source)
+    return found is not None
 
 
 def _verdict(patch: Patch, state: State, error: PatchError) -> Verdict:

@@ -57,6 +57,7 @@ class At:
         return at
 
 
+@functools.lru_cache(maxsize=8)
 def parse(source: bytes, file: str = "the file") -> cst.Module:
     """The tree of ``source``.
 
@@ -112,6 +113,45 @@ def statements(scope: At) -> Iterator[At]:
 def expressions(scope: At) -> Iterator[At]:
     """Every expression of a scope."""
     return (at for at in walk(scope) if isinstance(at.node, cst.BaseExpression))
+
+
+_COMPOUND: dict[type[ast.stmt], type[cst.CSTNode]] = {
+    ast.If: cst.If,
+    ast.For: cst.For,
+    ast.AsyncFor: cst.For,
+    ast.While: cst.While,
+    ast.Try: cst.Try,
+    ast.With: cst.With,
+    ast.AsyncWith: cst.With,
+    ast.FunctionDef: cst.FunctionDef,
+    ast.AsyncFunctionDef: cst.FunctionDef,
+    ast.ClassDef: cst.ClassDef,
+}
+_SIMPLE: dict[type[ast.stmt], type[cst.CSTNode]] = {
+    ast.Assign: cst.Assign,
+    ast.AnnAssign: cst.AnnAssign,
+    ast.AugAssign: cst.AugAssign,
+    ast.Expr: cst.Expr,
+    ast.Return: cst.Return,
+    ast.Raise: cst.Raise,
+    ast.Import: cst.Import,
+    ast.ImportFrom: cst.ImportFrom,
+    ast.Pass: cst.Pass,
+    ast.Assert: cst.Assert,
+    ast.Delete: cst.Del,
+}
+
+
+def could_be(node: cst.CSTNode, pattern: ast.stmt) -> bool:
+    """Whether a statement is of the pattern's kind (and name), seen without rendering it."""
+    kind = type(pattern)
+    if kind in _SIMPLE:
+        return isinstance(node, cst.SimpleStatementLine) and len(node.body) == 1 and isinstance(node.body[0], _SIMPLE[kind])
+    if kind in _COMPOUND and not isinstance(node, _COMPOUND[kind]):
+        return False
+    if isinstance(node, (cst.FunctionDef, cst.ClassDef)):
+        return node.name.value == getattr(pattern, "name", node.name.value)
+    return isinstance(node, cst.BaseCompoundStatement) or kind not in _COMPOUND
 
 
 def code(node: cst.CSTNode) -> str:
