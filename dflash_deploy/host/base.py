@@ -59,7 +59,8 @@ class Host(Protocol):
         ...
 
     def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
-        """Write atomically: a temporary file in the same folder (made when missing), fsync, rename. Owner and, for ``mode=-1``, mode of a
+        """Write atomically: a temporary file in the same folder (made when missing), fsync, rename. Owner and, for
+        ``mode=-1``, mode of a
         file that was there are kept.
 
         Raises:
@@ -68,7 +69,8 @@ class Host(Protocol):
         ...
 
     def copy_tree(self, source: str, target: str, *, on_progress: Callable[[int, int], None] | None = None) -> None:
-        """Bring the local folder ``source`` to ``target`` on the host; ``target`` is switched by rename, never half-written.
+        """Bring the local folder ``source`` to ``target`` on the host; ``target`` is switched by rename, never
+        half-written.
 
         Args:
             on_progress: called as ``on_progress(bytes_done, bytes_total)``.
@@ -80,7 +82,8 @@ class Host(Protocol):
         ...
 
     def follow(self, path: str, *, offset: int = 0, poll_s: float = 0.25) -> Iterator[bytes]:
-        """Chunks of a growing file from ``offset`` on, ``b""`` at least once per ``poll_s`` when nothing came, across rotation and truncation.
+        """Chunks of a growing file from ``offset`` on, ``b""`` at least once per ``poll_s`` when nothing came, across
+        rotation and truncation.
         Ends only when the caller stops iterating."""
         ...
 

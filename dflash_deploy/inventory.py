@@ -1,0 +1,286 @@
+"""Hosts by name.
+
+A name is looked up in this order: ``local``; ``hosts.toml`` (``--inventory``, else ``./hosts.toml``, else
+``~/.config/dflash-deploy/hosts.toml``); a ``Host`` of ``~/.ssh/config``; an address ``[user@]host[:port]``.
+
+``hosts.toml`` holds a table per host. Every key is optional; ``address`` defaults to the name, and an alias of
+``~/.ssh/config`` will do::
+
+    [defaults]                                   # for every host below
+    identity_file = "~/.ssh/id_ed25519"
+
+    [ct200]
+    address = "deploy@10.0.0.200:22"             # [user@]host[:ssh port]
+    identity_file = ["~/.ssh/ct200"]             # one, or a list
+    known_hosts = "~/.ssh/known_hosts"           # one, or a list; new keys are recorded in the first
+    proxy_jump = "admin@gateway, ct199"          # hops in order: names of this file, of ~/.ssh/config, or addresses
+    accept_new = false
+
+    root = "/srv/dflash"                         # where the deployment lives on the host
+    venv = "/srv/dflash/venv"
+    stack = "cpu"
+    model = "Qwen/Qwen3-8B"
+    draft_model = "z-lab/Qwen3-8B-DFlash-b16"
+    port = 30000                                 # of the served model, not of sshd
+    server_args = ["--mem-fraction-static", "0.8"]
+    env_file = "ct200.env"                       # beside hosts.toml; kept off command lines
+
+``groups`` is a reserved name.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import getpass
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dflash_deploy.errors import UsageError
+
+_SSH_KEYS: dict[str, tuple[type, ...]] = {
+    "address": (str,),
+    "user": (str,),
+    "ssh_port": (int,),
+    "identity_file": (str, list),
+    "known_hosts": (str, list),
+    "proxy_jump": (str, list),
+    "proxy_command": (str,),
+    "accept_new": (bool,),
+}
+_OPTION_KEYS: dict[str, tuple[type, ...]] = {
+    "root": (str,),
+    "venv": (str,),
+    "stack": (str,),
+    "model": (str,),
+    "draft_model": (str,),
+    "port": (int,),
+    "server_args": (list,),
+    "env": (dict,),
+    "env_file": (str,),
+    "python": (str,),
+    "index_url": (str,),
+}
+_RESERVED = ("defaults", "groups", "local")
+_ADDRESS = re.compile(r"(?:(?P<user>[^@\s]+)@)?(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^@:\s/]+)(?::(?P<port>\d{1,5}))?\Z")
+MAX_HOPS = 8
+
+
+@dataclass(frozen=True)
+class Target:
+    """A host as :func:`~dflash_deploy.host.connect` needs it."""
+
+    name: str
+    kind: str = "ssh"
+    """``ssh`` or ``local``."""
+    address: str = ""
+    port: int = 22
+    """sshd's port. The served model's is ``options["port"]``."""
+    user: str = ""
+    identity_files: tuple[str, ...] = ()
+    identities_only: bool = False
+    proxy_jump: tuple[Target, ...] = ()
+    proxy_command: str = ""
+    known_hosts: tuple[str, ...] = ()
+    accept_new: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """What ``hosts.toml`` says beyond the connection: root, venv, stack, model, draft_model, port, server_args, env,
+    env_file, …"""
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """A parsed ``hosts.toml``."""
+
+    path: str
+    hosts: Mapping[str, Mapping[str, Any]]
+    """Per host, with the defaults merged in."""
+
+
+def load_inventory(path: str | Path | None = None) -> Inventory:
+    """Read ``hosts.toml``; an empty inventory when none was named and none is there.
+
+    Raises:
+        UsageError: it was named and is missing, is no TOML, or has an unknown key or a value of another type.
+    """
+    candidates = (
+        [Path(path).expanduser()]
+        if path is not None
+        else [Path("hosts.toml"), Path("~/.config/dflash-deploy/hosts.toml").expanduser()]
+    )
+    found = next((c for c in candidates if c.is_file()), None)
+    if found is None:
+        if path is not None:
+            raise UsageError(f"no inventory at {path}", hint="name a hosts.toml that exists")
+        return Inventory("", {})
+    try:
+        data = tomllib.loads(found.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"{found} cannot be read", evidence=str(error)) from error
+    if "groups" in data:
+        raise UsageError(f"{found}: groups of hosts are not supported yet", hint="name the hosts one by one")
+    for name, table in data.items():
+        if name == "local":
+            raise UsageError(f"{found}: 'local' is this machine and takes no table", hint="choose another name")
+        if not isinstance(table, dict):
+            raise UsageError(
+                f"{found}: '{name}' stands outside any host",
+                hint=f"put it under [defaults] or a host: [my-host]\n{name} = …",
+            )
+        _check_keys(str(found), name, table)
+    defaults = data.get("defaults", {})
+    return Inventory(str(found), {n: {**defaults, **t} for n, t in data.items() if n not in _RESERVED})
+
+
+def _check_keys(file: str, host: str, table: Mapping[str, Any]) -> None:
+    known = {**_SSH_KEYS, **_OPTION_KEYS}
+    for key, value in table.items():
+        if key not in known:
+            near = difflib.get_close_matches(key, known, 1)
+            raise UsageError(
+                f"{file}: [{host}] has an unknown key '{key}'",
+                evidence=f"known keys: {', '.join(known)}",
+                hint=f"did you mean '{near[0]}'?" if near else "see the known keys",
+            )
+        kinds = known[key]
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            wanted = " or ".join(
+                {"str": "text", "int": "a number", "list": "a list", "bool": "true or false", "dict": "a table"}[
+                    k.__name__
+                ]
+                for k in kinds
+            )
+            raise UsageError(f"{file}: [{host}] {key} must be {wanted}, not {value!r}")
+        if isinstance(value, list) and not all(isinstance(v, str) for v in value):
+            raise UsageError(f"{file}: [{host}] {key} must be a list of texts, not {value!r}")
+
+
+def resolve(name: str, *, inventory: str | Path | None = None, ssh_config: str | Path | None = None) -> Target:
+    """The target that ``name`` stands for.
+
+    Args:
+        inventory: a ``hosts.toml`` instead of the usual places.
+        ssh_config: an OpenSSH client configuration instead of ``~/.ssh/config``.
+
+    Raises:
+        UsageError: nobody knows the name (with the nearest ones), or a file has a fault.
+    """
+    if name == "local":
+        return Target("local", kind="local")
+    return _resolve(name, load_inventory(inventory), _config_text(ssh_config), ())
+
+
+def _resolve(name: str, inventory: Inventory, config: str, seen: tuple[str, ...]) -> Target:
+    if name in seen or len(seen) >= MAX_HOPS:
+        raise UsageError(f"the jump hosts of {seen[0]} go in a circle", evidence=" -> ".join((*seen, name)))
+    entry = inventory.hosts.get(name)
+    asked = str(entry.get("address", name)) if entry is not None else name
+    parts = _ADDRESS.match(asked)
+    if parts is None:
+        raise UsageError(f"not a host: '{asked}'", hint="name a host of hosts.toml or ~/.ssh/config, or user@host:port")
+    alias = parts["host"].strip("[]")
+    said, patterns = _lookup(config, alias)
+    listed = any(p not in ("*", "") and not p.startswith("!") and fnmatch.fnmatchcase(alias, p) for p in patterns)
+    if (
+        entry is None
+        and not listed
+        and not (parts["user"] or parts["port"] or "." in alias or ":" in alias or alias == "localhost")
+    ):
+        known = ["local", *inventory.hosts, *(p for p in patterns if not set(p) & set("*?!"))]
+        near = difflib.get_close_matches(name, known, 3)
+        raise UsageError(
+            f"no host is called '{name}'",
+            evidence=f"known: {', '.join(known)}",
+            hint=f"did you mean {' or '.join(near)}?" if near else "add it to hosts.toml, or name user@host:port",
+        )
+    entry = entry or {}
+    port = entry.get("ssh_port") or int(parts["port"] or 0) or int(said.get("port", 22))
+    if not 0 < port < 65536:
+        raise UsageError(f"{name}: {port} is no port")
+    base = Path(inventory.path).parent if inventory.path else Path()
+    identities = _paths(entry.get("identity_file"), base) or tuple(
+        str(Path(p).expanduser()) for p in said.get("identityfile", ())
+    )
+    known_hosts = _paths(entry.get("known_hosts"), base) or tuple(
+        str(Path(p).expanduser())
+        for p in str(said.get("userknownhostsfile", "~/.ssh/known_hosts ~/.ssh/known_hosts2")).split()
+    ) + tuple(str(said.get("globalknownhostsfile", "/etc/ssh/ssh_known_hosts")).split())
+    jump = entry.get("proxy_jump", said.get("proxyjump", ""))
+    hops = [
+        h.strip() for h in (jump if isinstance(jump, list) else jump.split(",")) if h.strip() and h.strip() != "none"
+    ]
+    via = tuple(_resolve(hop.removeprefix("ssh://"), inventory, config, (*seen, name)) for hop in hops)
+    return Target(
+        name=name,
+        address=str(said.get("hostname", alias)),
+        port=port,
+        user=entry.get("user") or parts["user"] or said.get("user") or getpass.getuser(),
+        identity_files=identities,
+        identities_only=str(said.get("identitiesonly", "no")) == "yes",
+        # A hop that is itself behind a jump brings its own chain along.
+        proxy_jump=tuple(t for hop in via[:1] for t in (*hop.proxy_jump, _flat(hop)))
+        + tuple(_flat(h) for h in via[1:]),
+        proxy_command="" if via else str(entry.get("proxy_command", said.get("proxycommand", "") or "")),
+        known_hosts=known_hosts,
+        accept_new=bool(entry.get("accept_new", False)),
+        options={k: v for k, v in entry.items() if k in _OPTION_KEYS},
+    )
+
+
+def _flat(target: Target) -> Target:
+    from dataclasses import replace
+
+    return replace(target, proxy_jump=())
+
+
+def _paths(value: str | list[str] | None, base: Path) -> tuple[str, ...]:
+    """Paths of an entry; relative ones lie beside hosts.toml."""
+    words = [value] if isinstance(value, str) else value or []
+    return tuple(str(base / Path(w).expanduser()) for w in words)
+
+
+def _config_text(path: str | Path | None) -> str:
+    """The client configuration, with its includes put in; empty when there is none."""
+    if path is not None and not Path(path).expanduser().is_file():
+        raise UsageError(f"no SSH configuration at {path}")
+    return _with_includes(Path(path or "~/.ssh/config").expanduser(), 0)
+
+
+def _with_includes(path: Path, depth: int) -> str:
+    try:
+        lines = path.read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return ""
+    out: list[str] = []
+    for line in lines:
+        words = line.replace("=", " ", 1).split()
+        if words and words[0].lower() == "include" and depth < 16:
+            for word in words[1:]:
+                pattern = Path(word.strip('"')).expanduser()
+                pattern = pattern if pattern.is_absolute() else Path("~/.ssh").expanduser() / pattern
+                out += [
+                    _with_includes(p, depth + 1)
+                    for p in sorted(Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor))))
+                ]
+        else:
+            out.append(line)
+    return "\n".join(out)
+
+
+def _lookup(config: str, alias: str) -> tuple[Mapping[str, Any], frozenset[str]]:
+    if not config.strip():
+        return {}, frozenset()
+    from dflash_deploy.host.ssh import read_ssh_config  # paramiko takes 100 ms to import
+
+    try:
+        return read_ssh_config(config, alias)
+    except ValueError as error:
+        raise UsageError(
+            "the SSH client configuration cannot be read",
+            evidence=str(error),
+            hint="ssh -G HOST shows what ssh makes of it",
+        ) from error

@@ -1,0 +1,96 @@
+"""Fixtures that several rooms share: real hosts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import pytest
+
+from tests.hosts import container
+from tests.hosts.loopback import SSHD, Sshd, start_sshd
+
+
+class BootHost(Protocol):
+    """Boots a container, or gives the one of that name that is up already."""
+
+    def __call__(
+        self, name: str = ..., *, disk: bool = ..., netns: str = ..., address: str = ..., user: str = ..., options: str = ...
+    ) -> container.TestHost: ...
+
+
+@pytest.fixture(scope="session")
+def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
+    """A real sshd on loopback."""
+    if SSHD is None:
+        pytest.skip("no sshd here: install openssh-server")
+    server = start_sshd(tmp_path_factory.mktemp("sshd"))
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def new_sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Sshd]]:
+    """Starts further sshds, with keys and settings of their own, ended after the test."""
+    if SSHD is None:
+        pytest.skip("no sshd here: install openssh-server")
+    servers: list[Sshd] = []
+
+    def start(extra: str = "", port: int | None = None) -> Sshd:
+        servers.append(start_sshd(tmp_path_factory.mktemp("sshd"), extra=extra, port=port))
+        return servers[-1]
+
+    try:
+        yield start
+    finally:
+        for server in servers:
+            server.stop()
+
+
+@pytest.fixture(scope="session")
+def test_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BootHost]:
+    """Boots containers by name (``ct200`` unless told otherwise), powered off when the session ends, also after failures.
+    Skips with the reason where none can be booted. Names carry this process' id, so that two runs do not meet."""
+    booted: dict[str, container.TestHost] = {}
+    tried: list[str] = []
+
+    def boot(
+        name: str = "ct200",
+        *,
+        disk: bool = False,
+        netns: str = "",
+        address: str = "127.0.0.1",
+        user: str = "tester",
+        options: str = "",
+    ) -> container.TestHost:
+        if name not in booted:
+            tried.append(name)
+            try:
+                booted[name] = container.boot(
+                    tmp_path_factory.mktemp(name),
+                    name,
+                    disk=disk,
+                    netns=netns,
+                    address=address,
+                    user=user,
+                    options=options,
+                )
+            except container.CannotBoot as why:
+                pytest.skip(f"no test host: {why}")
+        return booted[name]
+
+    # Containers of this run lie apart from those of another.
+    before = os.environ.get("TESTHOST_RUN")
+    os.environ["TESTHOST_RUN"] = str(os.getpid())
+    try:
+        yield boot
+    finally:
+        for name in tried:
+            container.power_off(name)
+        if before is None:
+            del os.environ["TESTHOST_RUN"]
+        else:
+            os.environ["TESTHOST_RUN"] = before
