@@ -1,4 +1,4 @@
-"""The tiny pair in plain PyTorch: a Qwen3- or Llama-shaped target and its DFlash drafter, as their HF folders hold them.
+"""The tiny pair in plain PyTorch: a Qwen3- or Llama-shaped target and its DFlash drafter, as in their HF folders.
 
 Conventions, those of the published DFlash drafters and of SGLang 0.5.16 (``srt/models/dflash.py``):
 
@@ -107,7 +107,9 @@ class Attention(nn.Module):
         k = self.k_norm(self.k_proj(x).view(split)).transpose(1, 2)
         return rotate(k, turn), self.v_proj(x).view(split).transpose(1, 2)
 
-    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor], mask: Tensor | None, before: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Any]:
+    def forward(
+        self, x: Tensor, turn: tuple[Tensor, Tensor], mask: Tensor | None, before: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, Any]:
         """``before``: K and V that stand before those of ``x``.
 
         ``mask`` [B or 1, 1, T, keys], True = may see; None = causal.
@@ -118,7 +120,11 @@ class Attention(nn.Module):
             k, v = torch.cat([before[0], k], 2), torch.cat([before[1], v], 2)
         share = self.shape.heads // self.shape.kv_heads
         out = F.scaled_dot_product_attention(
-            rotate(q, turn), k.repeat_interleave(share, 1), v.repeat_interleave(share, 1), attn_mask=mask, is_causal=mask is None
+            rotate(q, turn),
+            k.repeat_interleave(share, 1),
+            v.repeat_interleave(share, 1),
+            attn_mask=mask,
+            is_causal=mask is None,
         )
         return self.o_proj(out.transpose(1, 2).flatten(2)), (k, v)
 
@@ -143,7 +149,9 @@ class Layer(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(shape.hidden, shape.eps)
         self.mlp = Mlp(shape)
 
-    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor], mask: Tensor | None, before: Any = None) -> tuple[Tensor, Any]:
+    def forward(
+        self, x: Tensor, turn: tuple[Tensor, Tensor], mask: Tensor | None, before: Any = None
+    ) -> tuple[Tensor, Any]:
         seen, kv = self.self_attn(self.input_layernorm(x), turn, mask, before)
         x = x + seen
         return x + self.mlp(self.post_attention_layernorm(x)), kv
@@ -158,7 +166,9 @@ class Target(nn.Module):
         self.embed_tokens = nn.Embedding(self.shape.vocab, self.shape.hidden)
         self.layers = nn.ModuleList(Layer(self.shape, qk_norm, bias) for _ in range(self.shape.layers))
         self.norm = nn.RMSNorm(self.shape.hidden, self.shape.eps)
-        self.lm_head = None if config.get("tie_word_embeddings") else nn.Linear(self.shape.hidden, self.shape.vocab, bias=False)
+        self.lm_head = (
+            None if config.get("tie_word_embeddings") else nn.Linear(self.shape.hidden, self.shape.vocab, bias=False)
+        )
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits [..., vocab] of final hidden states, the target's or a drafter's."""
@@ -174,8 +184,8 @@ class Target(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Logits [B, T, vocab] and features [B, T, len(feature_layers) * hidden] of ``tokens`` [B, T].
 
-        ``cache`` holds K and V of the earlier tokens, one pair a layer, and is extended in place; ``positions`` then must
-        be given.
+        ``cache`` holds K and V of the earlier tokens, one pair a layer, and is extended in place; ``positions`` then
+        must be given.
         """
         positions = torch.arange(tokens.shape[1])[None] if positions is None else positions
         turn = rotary(positions, self.shape)
@@ -209,8 +219,8 @@ class Drafter(nn.Module):
     def forward(self, features: Tensor, embedded: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
         """Final hidden states [B, Q, hidden] of the block slots.
 
-        ``features`` [B, T, F] of the tokens at positions 0..T-1; ``embedded`` [B, Q, hidden] and ``positions`` [B, Q] of
-        the slots; ``mask`` [B or 1, 1, Q, T + Q], True = may see.
+        ``features`` [B, T, F] of the tokens at positions 0..T-1; ``embedded`` [B, Q, hidden] and ``positions`` [B, Q]
+        of the slots; ``mask`` [B or 1, 1, Q, T + Q], True = may see.
         """
         context = self.hidden_norm(self.fc(features))
         past = rotary(torch.arange(features.shape[1])[None], self.shape)

@@ -1,8 +1,8 @@
 """What greedy decoding must give, worked out without SGLang and without this project's kernels.
 
-``python -m tests.tiny_pair.replay --prompts templates/tiny-pair/prompts.jsonl --budgets 8 16 32`` decodes each prompt one
-token at a time, with the DFlash chain, and with a DDTree of N nodes. Everything is recomputed from the first token at
-every step, in float32, so that no cache can be wrong. The tree is an exact best-first search with the canonical order:
+``python -m tests.tiny_pair.replay --prompts templates/tiny-pair/prompts.jsonl --budgets 8 16 32`` decodes each prompt
+one token at a time, with the DFlash chain, and with a DDTree of N nodes. Everything is recomputed from the first token
+at every step, in float32, so that no cache can be wrong. The tree is an exact best-first search with the canonical order:
 score descending, then depth, parent and rank ascending; a score is the sum of ``round(max(log p, -130) * 2**20)`` along
 the path, as integers.
 """
@@ -64,7 +64,7 @@ class Tree:
         return see
 
     def walk(self, best: Sequence[int]) -> list[int]:
-        """What a greedy target commits: the accepted path below the root and the bonus. ``best[i]``: its choice at i."""
+        """What a greedy target commits: the accepted path below the root and the bonus. ``best[i]``: its choice."""
         node, out = 0, []
         while True:
             out.append(int(best[node]))
@@ -98,7 +98,7 @@ def best_first(bonus: int, log_probs: Tensor, nodes: int, width: int) -> Tree:
 
 
 def draft(target: Target, drafter: Drafter, sequence: list[int]) -> Tensor:
-    """Log-probabilities [block - 1, vocab] (float64) of the tokens after ``sequence``, whose last token is the bonus."""
+    """Log-probabilities [block - 1, vocab] (float64) of the tokens after ``sequence``, which ends with the bonus."""
     block, past = drafter.block_size, len(sequence) - 1
     _, features = target(torch.tensor([sequence[:-1]]), drafter.feature_layers)
     slots = torch.tensor([[sequence[-1]] + [drafter.mask_token] * (block - 1)])
@@ -128,7 +128,9 @@ def chain_step(target: Target, drafter: Drafter) -> Step:
 
 
 def tree_step(target: Target, drafter: Drafter, nodes: int, width: int) -> Step:
-    return lambda sequence: verify(target, sequence, best_first(sequence[-1], draft(target, drafter, sequence), nodes, width))
+    return lambda sequence: verify(
+        target, sequence, best_first(sequence[-1], draft(target, drafter, sequence), nodes, width)
+    )
 
 
 @torch.no_grad()
@@ -161,7 +163,7 @@ def stop_tokens(target: Target) -> frozenset[int]:
 
 
 def read_prompts(file: Path) -> list[list[int]]:
-    """Token lists of a prompts.jsonl: ``messages`` (one user message), ``prompt`` (text), or ``tokens`` (any tokenizer)."""
+    """Token lists of a prompts.jsonl: ``messages`` (one user message), ``prompt`` (text), or ``tokens``."""
     out = []
     for line in file.read_text().splitlines():
         row = json.loads(line)
@@ -186,7 +188,9 @@ def main() -> None:
     parser.add_argument("--prompts", type=Path, default=here / "prompts.jsonl")
     parser.add_argument("--first", type=int, default=None, help="only this many prompts")
     parser.add_argument("--max-new-tokens", type=int, default=128)
-    parser.add_argument("--budgets", type=int, nargs="*", default=[8, 16, 32], help="nodes of the tree, the root included")
+    parser.add_argument(
+        "--budgets", type=int, nargs="*", default=[8, 16, 32], help="nodes of the tree, the root included"
+    )
     parser.add_argument("--width", type=int, default=8, help="tokens considered at each depth (K)")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="one line of JSON a prompt: tokens and commits of each way")
@@ -202,7 +206,10 @@ def main() -> None:
         for way, step in ways.items():
             answers[way].append(speculate(target, step, prompt, args.max_new_tokens, stop))
         if args.json:
-            row = {way: {"tokens": done[-1].tokens, "commits": done[-1].commits, "kept": done[-1].kept} for way, done in answers.items()}
+            row = {
+                way: {"tokens": done[-1].tokens, "commits": done[-1].commits, "kept": done[-1].kept}
+                for way, done in answers.items()
+            }
             print(json.dumps({"prompt": prompt, "gap": answers["greedy"][-1].gap, **row}), flush=True)
     if not args.json:
         for way, done in answers.items():

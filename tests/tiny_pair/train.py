@@ -1,9 +1,9 @@
 """Make the tiny pair: ``python -m tests.tiny_pair.train --out templates/tiny-pair``.
 
-Writes the byte-level tokenizer, the target (trained on ``data.py``) and the drafter (trained on the target's features of
-text that the target itself wrote and of text it was trained on). Takes about a quarter of an hour on two idle CPU cores,
-or a minute with ``--device cuda``, with which the shipped weights were made. Seeds are fixed; other devices, thread
-counts and versions of PyTorch give other last digits, and so other weights.
+Writes the byte-level tokenizer, the target (trained on ``data.py``) and the drafter (trained on the target's features
+of text that the target itself wrote and of text it was trained on). Takes about a quarter of an hour on two idle CPU
+cores, or a minute with ``--device cuda``, with which the shipped weights were made. Seeds are fixed; other devices,
+thread counts and versions of PyTorch give other last digits, and so other weights.
 """
 
 from __future__ import annotations
@@ -73,7 +73,13 @@ def target_config() -> dict[str, Any]:
 
 def drafter_config() -> dict[str, Any]:
     own = {"mask_token_id": MASK, "target_layer_ids": list(FEATURE_LAYERS)}
-    return {"architectures": ["DFlashDraftModel"], **common_config(2), "block_size": BLOCK, "num_target_layers": 4, "dflash_config": own}
+    return {
+        "architectures": ["DFlashDraftModel"],
+        **common_config(2),
+        "block_size": BLOCK,
+        "num_target_layers": 4,
+        "dflash_config": own,
+    }
 
 
 def byte_letters() -> dict[int, str]:
@@ -199,7 +205,10 @@ class Trainer:
         self.model.zero_grad(set_to_none=True)
         self.at += 1
         if self.at % 20 == 0 or self.at == self.steps:
-            print(f"{label} {self.at}/{self.steps} loss {loss.item():.4f} {time.monotonic() - self.began:.0f} s", flush=True)
+            print(
+                f"{label} {self.at}/{self.steps} loss {loss.item():.4f} {time.monotonic() - self.began:.0f} s",
+                flush=True,
+            )
 
 
 def start(model: nn.Module, layers: int) -> None:
@@ -295,7 +304,9 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--target-steps", type=int, default=900)
     parser.add_argument("--drafter-steps", type=int, default=500)
-    parser.add_argument("--keep-target", action="store_true", help="train the drafter for the target that lies in --out already")
+    parser.add_argument(
+        "--keep-target", action="store_true", help="train the drafter for the target that lies in --out already"
+    )
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.set_default_device(args.device)
