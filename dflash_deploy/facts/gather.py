@@ -60,6 +60,7 @@ def gather(
     }
     # + the time to find a Python and to start it, on a slow host.
     timeout_s = deadline_s + 20
+    reason = "no Python >= 3.8 on the host"
     result = host.run(bootstrap(venvs, paths, mark), input=program(params, mark), timeout_s=timeout_s)
     try:
         via, body = cut(result.out, mark)
@@ -68,11 +69,12 @@ def gather(
         again = host.run(bootstrap(venvs, paths, mark, use_python=False), timeout_s=timeout_s)
         try:
             via, body = cut(again.out, mark)
+            reason = "its Python broke: " + (result.err.strip().splitlines() or ["no message"])[-1]
         except UnreadableFact:
             lines = [*first.evidence, *result.err.strip().splitlines()[-3:]]
             raise UnreadableFact("the probe gave no answer on this host", evidence=lines, hint=first.hint) from None
     if via == "sh":
-        return facts_from_json(raw_from_shell(body), host.name)
+        return facts_from_json(raw_from_shell(body, reason), host.name)
     try:
         raw = json.loads(body)
     except ValueError as error:

@@ -123,7 +123,7 @@ def facts_from_json(raw: Mapping[str, Any], host: str = "") -> Facts:
     )
 
 
-def raw_from_shell(text: str) -> dict[str, Any]:
+def raw_from_shell(text: str, reason: str = "no Python >= 3.8 on the host") -> dict[str, Any]:
     """The fallback's ``key=value`` lines in the shape of the probe's JSON; what it could not see is missing, hence
     unknown."""
     values: dict[str, str] = {}
@@ -163,8 +163,7 @@ def raw_from_shell(text: str) -> dict[str, Any]:
         "probe": {
             "via": "sh",
             "errors": dict.fromkeys(
-                ("python", "venvs", "models", "ports", "env", "iommu"), "no Python >= 3.8 on the host"
-            ),
+                ("python", "venvs", "models", "ports", "env", "iommu"), reason),
         },
         "host": {
             "hostname": values.get("hostname"),

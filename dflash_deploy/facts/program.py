@@ -12,7 +12,7 @@ from typing import Any
 
 from dflash_deploy.errors import UnreadableFact
 
-MODULES = ("tools", "system", "gpu", "ports", "pythons", "fatbin", "elf", "linker", "dists", "venvs", "models", "main")
+MODULES = ("tools", "system", "gpu", "ports", "pythons", "elf", "fatbin", "linker", "dists", "venvs", "models", "main")
 """Modules of :mod:`dflash_deploy.facts.remote` in import order."""
 PACKAGE = "dflash_deploy.facts.remote"
 

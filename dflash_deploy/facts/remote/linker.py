@@ -1,0 +1,161 @@
+"""Where the dynamic loader would find a soname, and whether a torch extension's symbols are defined by what it loads."""
+
+from __future__ import annotations
+
+import glob
+import os
+import struct
+from typing import Any
+
+from dflash_deploy.facts.remote.elf import Elf, NotElf, gnu_hash, open_elf
+from dflash_deploy.facts.remote.tools import read_bytes, read_text
+
+DEFAULT_DIRS = (
+    "/lib/x86_64-linux-gnu",
+    "/usr/lib/x86_64-linux-gnu",
+    "/lib/aarch64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+    "/lib64",
+    "/usr/lib64",
+    "/lib",
+    "/usr/lib",
+)
+TORCH_PREFIXES = ("_ZN3c10", "_ZNK3c10", "_ZN2at", "_ZNK2at", "_ZN5torch", "_ZNK5torch", "_ZN6caffe2", "_ZNK6caffe2")
+TORCH_PREFIXES += tuple(kind + space for kind in ("_ZTI", "_ZTS", "_ZTV", "_ZTT") for space in ("N3c10", "N2at", "N5torch", "N6caffe2"))
+TORCH_PREFIXES += ("aoti_torch_", "torch_")
+LIBRARY_PREFIXES = ("nccl", "cudnn", "cublas")
+"""Symbols of these C libraries are looked up in the copy that the process would load."""
+WATCHED = tuple(prefix.encode() for prefix in TORCH_PREFIXES + LIBRARY_PREFIXES)
+
+
+def loader_cache(path: str = "/etc/ld.so.cache") -> dict[str, str]:
+    """soname -> path from ld.so.cache (the ``glibc-ld.so.cache1.1`` part); empty when it cannot be read."""
+    data = read_bytes(path, 16 << 20) or b""
+    start = data.find(b"glibc-ld.so.cache1.1")
+    found: dict[str, str] = {}
+    if start < 0:
+        return found
+    try:
+        count = struct.unpack_from("<I", data, start + 20)[0]
+        for index in range(min(count, 200000)):
+            _, key, value = struct.unpack_from("<iII", data, start + 48 + index * 24)
+            # Offsets count from the start of this part.
+            name = data[start + key : data.index(b"\0", start + key)].decode("utf-8", "replace")
+            place = data[start + value : data.index(b"\0", start + value)].decode("utf-8", "replace")
+            found.setdefault(name, place)
+    except (struct.error, ValueError):
+        pass
+    return found
+
+
+class Linker:
+    """Resolves sonames for the libraries of one environment."""
+
+    def __init__(self, site_packages: list[str]) -> None:
+        self.site_packages = site_packages
+        self.cache = loader_cache()
+        self.search = [folder for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
+        self.torch_dirs = [os.path.join(site, "torch/lib") for site in site_packages]
+        self.nvidia_dirs = [folder for site in site_packages for folder in sorted(glob.glob(os.path.join(glob.escape(site), "nvidia/*/lib")))]
+        self.system_dirs = list(DEFAULT_DIRS)
+        for conf in sorted(glob.glob("/etc/ld.so.conf.d/*.conf")):
+            self.system_dirs += [line.strip() for line in (read_text(conf) or "").splitlines() if line.startswith("/")]
+        self.files: dict[str, Elf | None] = {}
+
+    def open(self, path: str) -> Elf | None:
+        """The library, once per real path; None when it is not readable as ELF."""
+        real = os.path.realpath(path)
+        if real not in self.files:
+            try:
+                self.files[real] = open_elf(real)
+            except NotElf:
+                self.files[real] = None
+        return self.files[real]
+
+    def resolve(self, soname: str, path: str, elf: Elf) -> tuple[str, str] | None:
+        """(file, how) that satisfies ``soname`` for the library at ``path``. ``preloaded``: torch loads it first (it opens its own libraries and the NVIDIA ones)."""
+        if "/" in soname:
+            return (soname, "path") if os.path.exists(soname) else None
+        origin = os.path.dirname(os.path.realpath(path))
+        steps = [
+            ("rpath", [] if elf.runpath else elf.rpath),
+            ("LD_LIBRARY_PATH", self.search),
+            ("runpath", elf.runpath),
+        ]
+        for how, folders in steps:
+            for folder in folders:
+                place = os.path.join(folder.replace("${ORIGIN}", origin).replace("$ORIGIN", origin), soname)
+                if os.path.exists(place):
+                    return os.path.normpath(place), how
+        for folder in self.torch_dirs + self.nvidia_dirs:
+            place = os.path.join(folder, soname)
+            if os.path.exists(place):
+                return place, "preloaded"
+        place = self.cache.get(soname, "")
+        if place and os.path.exists(place):
+            return place, "system"
+        for folder in self.system_dirs:
+            place = os.path.join(folder, soname)
+            if os.path.exists(place):
+                return place, "system"
+        return None
+
+    def closure(self, path: str, limit: int = 400) -> tuple[list[Elf], list[str]]:
+        """Libraries that loading ``path`` brings in, itself first, and sonames that nothing provides."""
+        first = self.open(path)
+        if first is None:
+            return [], []
+        order, missing = [first], []
+        queue = [(path, first)]
+        seen = set()
+        while queue and len(order) < limit:
+            place, elf = queue.pop(0)
+            for soname in elf.needed:
+                if soname in seen:
+                    continue
+                seen.add(soname)
+                found = self.resolve(soname, place, elf)
+                if found is None:
+                    missing.append(soname)
+                    continue
+                library = self.open(found[0])
+                if library is not None:
+                    order.append(library)
+                    queue.append((found[0], library))
+        return order, missing
+
+    def torch_libraries(self) -> list[Elf]:
+        """The libraries that ``import torch`` makes visible."""
+        found = []
+        for folder in self.torch_dirs:
+            for path in sorted(glob.glob(os.path.join(glob.escape(folder), "lib*.so"))):
+                elf = self.open(path)
+                if elf is not None:
+                    found.append(elf)
+        return found
+
+    def missing_symbols(self, path: str, limit: int = 50) -> dict[str, Any]:
+        """Strong undefined symbols of torch and of the C libraries above that nothing which ``path`` loads defines:
+        ``{checked, missing: [...], missing_count}``."""
+        libraries, _ = self.closure(path)
+        if not libraries:
+            return {"checked": 0, "missing": [], "missing_count": 0}
+        present = {library.soname for library in libraries}
+        libraries = libraries + [library for library in self.torch_libraries() if library.soname not in present]
+        checked = 0
+        missing = []
+        for name, weak in libraries[0].undefined():
+            if weak or not name.startswith(WATCHED):
+                continue
+            checked += 1
+            hashed = gnu_hash(name)
+            if not any(self._exports(library, name, hashed) for library in libraries):
+                missing.append(name.decode("utf-8", "backslashreplace"))
+        return {"checked": checked, "missing": sorted(missing)[:limit], "missing_count": len(missing)}
+
+    @staticmethod
+    def _exports(library: Elf, name: bytes, hashed: int) -> bool:
+        try:
+            return library.exports(name, hashed)
+        except NotElf:
+            return False
