@@ -1,0 +1,271 @@
+"""The effective settings of one deployment, and where each value came from.
+
+Later sources win: built-in default < stack < ``hosts.toml`` < command line. Nothing here touches a host.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from dflash_deploy.audit.stacks import Stack, choose_stacks, get_stack, stack_for
+from dflash_deploy.errors import Incompatible, UsageError
+from dflash_deploy.facts import Facts
+
+
+class Mode(StrEnum):
+    """How the service is kept running."""
+
+    SYSTEM = "systemd-system"
+    USER = "systemd-user"
+    SUPERVISOR = "supervisor"
+
+
+class Algorithm(StrEnum):
+    """Values of ``--speculative-algorithm``; ``NONE`` leaves the flag out."""
+
+    DDTREE = "DDTREE"
+    DFLASH = "DFLASH"
+    NONE = "NONE"
+
+
+DEFAULT_PORT = 30000
+DEFAULT_BUDGET = 16
+"""Nodes of the draft tree, the root not counted."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that a deployment is made from. Paths are absolute POSIX paths of the host."""
+
+    host: str
+    stack: Stack
+    root: str
+    venv: str
+    service: str
+    bind: str
+    port: int
+    model: str
+    draft_model: str
+    algorithm: str
+    budget: int
+    server_args: tuple[str, ...]
+    """What the user adds; last, so that it wins over the stack's own arguments."""
+    env: Mapping[str, str] = field(repr=False)
+    """May hold secrets: written to a 0600 file, never shown or put on a command line."""
+    mode: Mode
+    tiny_pair: bool
+    """The shipped pair is served: no model was named and the host has no GPU."""
+    origin: Mapping[str, str] = field(default_factory=dict)
+    """Where each value came from: ``command line``, ``hosts.toml``, ``stack NAME``, ``facts`` or ``default``."""
+
+    @property
+    def python(self) -> str:
+        """The deployment's own interpreter."""
+        return posixpath.join(self.venv, "bin", "python")
+
+    @property
+    def stamp(self) -> str:
+        """Written after the last package: absent while an installation is unfinished."""
+        return posixpath.join(self.venv, ".dflash-deploy-stack.json")
+
+    @property
+    def service_dir(self) -> str:
+        return posixpath.join(self.root, "service")
+
+    @property
+    def env_file(self) -> str:
+        return posixpath.join(self.service_dir, f"{self.service}.env")
+
+    @property
+    def runner(self) -> str:
+        """The script that starts the server and keeps its log."""
+        return posixpath.join(self.service_dir, "serve.py")
+
+    @property
+    def state_file(self) -> str:
+        """What runs now, written by the runner."""
+        return posixpath.join(self.service_dir, f"{self.service}.state.json")
+
+    @property
+    def log_file(self) -> str:
+        return posixpath.join(self.root, "logs", f"{self.service}.log")
+
+    @property
+    def staged_unit(self) -> str:
+        """The unit as rendered; for systemd-user and the supervisor the only copy of it."""
+        return posixpath.join(self.service_dir, f"{self.service}.service")
+
+    @property
+    def url(self) -> str:
+        """Base URL as seen from the host itself."""
+        address = f"[{self.bind}]" if ":" in self.bind else self.bind
+        return f"http://{'127.0.0.1' if self.bind == '0.0.0.0' else address}:{self.port}"
+
+    @property
+    def speculative(self) -> bool:
+        return self.algorithm != Algorithm.NONE
+
+    def server_argv(self) -> tuple[str, ...]:
+        """The server's command line, interpreter included."""
+        argv = [self.python, "-m", "sglang.launch_server", "--model-path", self.model]
+        argv += ["--host", self.bind, "--port", str(self.port), *self.stack.server_args]
+        if self.speculative:
+            argv += ["--speculative-algorithm", self.algorithm, "--speculative-draft-model-path", self.draft_model]
+        if self.algorithm == Algorithm.DDTREE:
+            argv += ["--speculative-ddtree-budget", str(self.budget)]
+        return (*argv, *self.server_args)
+
+    def environment(self) -> dict[str, str]:
+        """The server's own variables: stack first, the user's last."""
+        return {
+            # Everything is on the host already; a server that asks the network hangs where there is none.
+            "HF_HUB_OFFLINE": "1",
+            "TRANSFORMERS_OFFLINE": "1",
+            "PYTHONUNBUFFERED": "1",
+            **dict(self.stack.env),
+            **dict(self.env),
+        }
+
+    def as_dict(self) -> dict[str, Any]:
+        """For ``--json`` and ``config show``: no value of ``env``, only its names."""
+        return {
+            "host": self.host,
+            "stack": self.stack.name,
+            "root": self.root,
+            "venv": self.venv,
+            "service": self.service,
+            "bind": self.bind,
+            "port": self.port,
+            "model": self.model,
+            "draft_model": self.draft_model,
+            "algorithm": self.algorithm,
+            "budget": self.budget,
+            "server_args": list(self.server_args),
+            "env": sorted(self.env),
+            "mode": str(self.mode),
+            "tiny_pair": self.tiny_pair,
+            "origin": dict(self.origin),
+        }
+
+
+def effective(
+    host: str, facts: Facts, *, options: Mapping[str, Any] | None = None, entry: Mapping[str, Any] | None = None
+) -> Settings:
+    """Settings of a deployment on a host.
+
+    Args:
+        options: from the command line; None values count as not given.
+        entry: the host's table of ``hosts.toml``, SSH keys taken out.
+
+    Raises:
+        UsageError: a value that cannot be; all of them at once.
+        Incompatible: no stack was named and none fits the host.
+    """
+    origin: dict[str, str] = {}
+
+    def pick(key: str, default: Any, why: str = "default") -> Any:
+        for source, name in ((options or {}, "command line"), (entry or {}, "hosts.toml")):
+            if source.get(key) is not None:
+                origin[key] = name
+                return source[key]
+        origin[key] = why
+        return default
+
+    named = pick("stack", None, "facts")
+    stack = _stack(named, facts)
+    root = _absolute(str(pick("root", "~/.local/share/dflash-deploy")), facts.home)
+    venv = _absolute(str(pick("venv", posixpath.join(root, "venv"))), facts.home)
+    pair = posixpath.join(root, "models", "tiny-pair")
+    model = pick("model", None, "facts")
+    tiny = model is None and not facts.gpus
+    draft = pick("draft_model", posixpath.join(pair, "drafter") if tiny else None, "facts" if tiny else "default")
+    algorithm = str(pick("algorithm", Algorithm.DDTREE)).upper()
+    port, budget = pick("port", DEFAULT_PORT), pick("budget", DEFAULT_BUDGET)
+    service, bind = str(pick("service", "dflash-sglang")), str(pick("bind", "127.0.0.1"))
+    mode = str(pick("mode", "auto", "facts"))
+    server_args = _words(pick("server_args", ()))
+    env = {str(key): str(value) for key, value in dict(pick("env", {})).items()}
+    problems = []
+    if model is None and not tiny:
+        problems.append("no model: this host has a GPU, so name one with --model (and --draft-model)")
+    if algorithm not in set(Algorithm):
+        problems.append(f"algorithm {algorithm!r}: one of {', '.join(Algorithm)}")
+    elif algorithm != Algorithm.NONE and draft is None and model is not None:
+        problems.append(f"{algorithm} needs a drafter: --draft-model, or --algorithm NONE")
+    if not isinstance(port, int) or not 0 < port < 65536:
+        problems.append(f"port {port!r}: 1 to 65535")
+    if not isinstance(budget, int) or not 0 < budget <= 1024:
+        problems.append(f"budget {budget!r}: 1 to 1024 nodes")
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", service):
+        problems.append(f"service {service!r}: letters, digits, dot, dash and underscore")
+    problems += [f"env {key!r}: not a variable name" for key in env if not re.fullmatch(r"[A-Za-z_]\w*", key)]
+    problems += [f"env {key}: a line break in its value" for key, value in env.items() if "\n" in value or "\0" in value]
+    if mode not in ("auto", *Mode):
+        problems.append(f"mode {mode!r}: auto, {', '.join(Mode)}")
+    for key, path in (("root", root), ("venv", venv)):
+        if posixpath.normpath(path) in ("/", facts.home, "/usr", "/home", "/srv", "/opt", "/var", "/etc"):
+            problems.append(f"{key} {path}: a folder of the deployment's own is needed")
+    if problems:
+        raise UsageError(f"the settings of {host} do not hold", evidence=problems)
+    return Settings(
+        host=host,
+        stack=stack,
+        root=root,
+        venv=venv,
+        service=service,
+        bind=bind,
+        port=port,
+        model=posixpath.join(pair, "target") if tiny else str(model),
+        draft_model=str(draft or ""),
+        algorithm=algorithm,
+        budget=budget,
+        server_args=server_args,
+        env=env,
+        mode=choose_mode(facts) if mode == "auto" else Mode(mode),
+        tiny_pair=tiny,
+        origin=origin,
+    )
+
+
+def choose_mode(facts: Facts) -> Mode:
+    """systemd where a unit of it outlives this session, else our own supervisor."""
+    if facts.systemd == "system":
+        return Mode.SYSTEM
+    if facts.systemd == "user" and facts.linger:
+        return Mode.USER
+    return Mode.SUPERVISOR
+
+
+def _stack(named: str | None, facts: Facts) -> Stack:
+    if named is not None:
+        # "cpu" says enough where one stack has that device.
+        if named == "cpu":
+            named = "sglang-0.5.16-cpu"
+        return get_stack(named)
+    stack = stack_for(facts)
+    if stack is None:
+        choice = choose_stacks(facts)[0]
+        raise Incompatible(
+            "no stack fits this host", evidence=[f"{choice.stack.name}: {reason}" for reason in choice.reasons],
+            hint="; ".join(choice.changes) or "dflash-deploy audit HOST",
+        )  # fmt: skip
+    return stack
+
+
+def _absolute(path: str, home: str) -> str:
+    if path == "~" or path.startswith("~/"):
+        path = home + path[1:]
+    return posixpath.normpath(path if path.startswith("/") else posixpath.join(home, path))
+
+
+def _words(value: str | Sequence[str]) -> tuple[str, ...]:
+    if isinstance(value, str):
+        import shlex
+
+        return tuple(shlex.split(value))
+    return tuple(str(word) for word in value)

@@ -1,0 +1,391 @@
+"""Runs one server: keeps its log, records what runs, and where there is no systemd restarts it and ends it.
+
+    serve.py run   --state FILE --log FILE [--fingerprint TEXT] -- COMMAND...     under systemd
+    serve.py start ... [--env-file FILE] -- COMMAND...                            detached, restarted on failure
+    serve.py stop|status --state FILE                                             one JSON object on stdout
+
+Standard library only, Python >= 3.8: it runs on the target. Processes are known by process id with start time, and by the
+session that they were started in, never by name.
+"""
+
+import argparse
+import ctypes
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+
+def boot_id():
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
+
+
+def stat_of(pid):
+    """(state, parent, session, start in clock ticks since boot), or None when there is no such process."""
+    try:
+        with open("/proc/%d/stat" % pid, "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return fields[0].decode(), int(fields[1]), int(fields[3]), int(fields[19])
+
+
+def alive(pid, start):
+    found = stat_of(pid)
+    return found is not None and found[0] not in "ZX" and found[3] == start
+
+
+def processes():
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            found = stat_of(int(name))
+            if found is not None and found[0] not in "ZX":
+                yield int(name), found
+
+
+def family(root):
+    """The processes below ``root``, which as subreaper inherits the orphans."""
+    table = dict(processes())
+    members, grown = {root}, True
+    while grown:
+        more = {pid for pid, found in table.items() if found[1] in members} - members
+        members |= more
+        grown = bool(more)
+    return {pid: table[pid][3] for pid in members - {root} if pid in table}
+
+
+def leftovers(state):
+    """Members of the recorded session: all that is left when the runner itself was killed. A session's number is not given
+    out again while a member lives; a leader with another start time says that it was."""
+    leader = stat_of(state["pid"])
+    if leader is not None and leader[3] != state["start"]:
+        return {}
+    return {
+        pid: found[3]
+        for pid, found in processes()
+        if found[2] == state["session"] and found[3] >= state["start"] and pid != os.getpid()
+    }
+
+
+def send(members, number):
+    for pid, start in members.items():
+        if alive(pid, start):
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                pass
+
+
+def end(find, grace_s):
+    """TERM, wait, KILL what is left. True when nothing is left."""
+    send(find(), signal.SIGTERM)
+    limit = time.monotonic() + grace_s
+    while time.monotonic() < limit and find():
+        time.sleep(0.1)
+    limit = time.monotonic() + 10
+    while find() and time.monotonic() < limit:
+        send(find(), signal.SIGKILL)
+        time.sleep(0.1)
+    return not find()
+
+
+def read_state(path):
+    try:
+        with open(path) as file:
+            return json.load(file)
+    except (OSError, ValueError):
+        return None
+
+
+def write_state(path, state):
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    part = "%s.%d.part" % (path, os.getpid())
+    with open(part, "w") as file:
+        json.dump(state, file)
+    os.replace(part, path)
+
+
+class Log:
+    """A log file with size cap: ``x.log`` moves to ``x.log.1`` and so on, at every start and past ``limit`` bytes."""
+
+    def __init__(self, path, keep, limit):
+        self.path, self.keep, self.limit = path, keep, limit
+        self.file = None
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        try:
+            if os.path.getsize(path):
+                self.rotate()
+        except OSError:
+            pass
+        self.open()
+
+    def rotate(self):
+        if self.file is not None:
+            os.close(self.file)
+            self.file = None
+        for number in range(self.keep - 1, 0, -1):
+            older = "%s.%d" % (self.path, number)
+            if os.path.exists(older):
+                os.replace(older, "%s.%d" % (self.path, number + 1))
+        os.replace(self.path, self.path + ".1")
+
+    def open(self):
+        self.file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
+        self.size = os.fstat(self.file).st_size
+
+    def write(self, data):
+        # A full disk must not stop the server: what cannot be written is dropped.
+        try:
+            if self.file is None:
+                self.open()
+            view = memoryview(data)
+            while view:
+                view = view[os.write(self.file, view):]
+            self.size += len(data)
+            if self.size >= self.limit and data.endswith(b"\n"):
+                self.rotate()
+                self.open()
+        except OSError:
+            pass
+
+    def say(self, text):
+        self.write(("[serve %s] %s\n" % (time.strftime("%Y-%m-%d %H:%M:%S"), text)).encode())
+
+
+def prctl(option, value):
+    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+class Runner:
+    """Runs the command, once or until told to stop."""
+
+    def __init__(self, options):
+        self.options = options
+        self.child = None
+        self.stopping = False
+        self.restarts = 0
+        self.log = Log(options.log, options.keep, options.max_mib << 20)
+        signal.signal(signal.SIGTERM, self.on_stop)
+        signal.signal(signal.SIGINT, self.on_stop)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+    def on_stop(self, number, frame):
+        self.stopping = True
+        if self.child is not None and self.child.poll() is None:
+            self.child.terminate()
+
+    def record(self, **more):
+        pid = os.getpid()
+        state = {
+            "pid": pid, "start": stat_of(pid)[3], "session": os.getsid(0), "boot_id": boot_id(),
+            "fingerprint": self.options.fingerprint, "command": self.options.command, "log": self.options.log,
+            "since": time.time(), "restarts": self.restarts,
+        }
+        write_state(self.options.state, dict(state, **more))
+
+    def once(self):
+        """Run the command to its end, its output going to the log. Its exit code."""
+        parent = os.getpid()
+
+        def tie():
+            # A killed runner takes the server with it, rather than leave one that nobody knows of.
+            prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+            if os.getppid() != parent:
+                os._exit(1)
+
+        self.log.say("start: %s" % " ".join(self.options.command))
+        try:
+            self.child = subprocess.Popen(
+                self.options.command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                cwd=self.options.cwd, preexec_fn=tie,
+            )
+        except OSError as error:
+            self.log.say("cannot start: %s" % error)
+            return 127
+        self.record(server=self.child.pid)
+        if self.stopping:
+            self.child.terminate()
+        self.pump(self.child)
+        code = self.child.wait()
+        self.log.say("ended with %d%s" % (code, " as asked" if self.stopping else ""))
+        if not end(lambda: family(parent), 5 if not self.stopping else self.options.grace):
+            self.log.say("processes are left: %s" % sorted(family(parent)))
+        self.reap()
+        return code if code >= 0 else 128 - code
+
+    def pump(self, child):
+        """Copy output until the server has ended; a grandchild that keeps the pipe open does not hold this up."""
+        import select
+
+        fd = child.stdout.fileno()
+        limit = None
+        while True:
+            if child.poll() is None:
+                if self.stopping:
+                    limit = limit or time.monotonic() + self.options.grace
+                    if time.monotonic() > limit:
+                        child.kill()
+            ready = select.select([fd], [], [], 0.5)[0]
+            if ready:
+                data = os.read(fd, 65536)
+                if not data:
+                    while child.poll() is None:
+                        if self.stopping and limit and time.monotonic() > limit:
+                            child.kill()
+                        time.sleep(0.1)
+                        if self.stopping:
+                            limit = limit or time.monotonic() + self.options.grace
+                    return
+                self.log.write(data)
+            elif child.poll() is not None:
+                return
+
+    def reap(self):
+        while True:
+            try:
+                if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                    return
+            except OSError as error:
+                if error.errno == errno.ECHILD:
+                    return
+                raise
+
+    def keep_running(self):
+        """Restart on failure, with growing pauses; give up after ``burst`` failures within ``interval`` seconds."""
+        failures = []
+        while True:
+            code = self.once()
+            if self.stopping or code == 0:
+                return code
+            now = time.monotonic()
+            failures = [moment for moment in failures if now - moment < self.options.interval] + [now]
+            if len(failures) >= self.options.burst:
+                self.log.say("given up after %d failures in %d s" % (len(failures), self.options.interval))
+                self.record(failed=True, exit_code=code)
+                return code
+            limit = now + min(60.0, self.options.delay * 2 ** (len(failures) - 1))
+            self.record(exit_code=code, waiting=True)
+            while time.monotonic() < limit and not self.stopping:
+                time.sleep(0.1)
+            if self.stopping:
+                return 0
+            self.restarts += 1
+
+
+def detach():
+    """Leave terminal, session and every inherited descriptor. True in the detached process."""
+    if os.fork():
+        return False
+    os.setsid()
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    os.closerange(3, 4096)
+    return True
+
+
+def env_from(path):
+    """systemd's EnvironmentFile as we write it: NAME="value" with backslash escapes."""
+    found = {}
+    with open(path) as file:
+        for line in file:
+            name, mark, value = line.rstrip("\n").partition("=")
+            if not mark or line.startswith("#"):
+                continue
+            if value[:1] == '"' and value[-1:] == '"':
+                text, out, position = value[1:-1], [], 0
+                while position < len(text):
+                    if text[position] == "\\" and position + 1 < len(text):
+                        position += 1
+                    out.append(text[position])
+                    position += 1
+                value = "".join(out)
+            found[name] = value
+    return found
+
+
+def status(path):
+    state = read_state(path)
+    if state is None:
+        return {"running": False, "known": False}
+    here = state["boot_id"] == boot_id()
+    running = here and alive(state["pid"], state["start"])
+    orphans = leftovers(state) if here and not running and state["session"] == state["pid"] else {}
+    return dict(state, running=running and not state.get("failed"), known=True, orphans=sorted(orphans))
+
+
+def start(options):
+    found = status(options.state)
+    if found["running"]:
+        return dict(found, started=False)
+    if found.get("orphans"):
+        state = read_state(options.state)
+        end(lambda: leftovers(state), options.grace)
+    began = time.time()
+    if detach():
+        code = 1
+        try:
+            if options.env_file:
+                os.environ.update(env_from(options.env_file))
+            code = Runner(options).keep_running()
+        finally:
+            os._exit(code & 255)
+    limit = time.monotonic() + 15
+    while time.monotonic() < limit:
+        state = read_state(options.state)
+        if state is not None and state["since"] >= began - 0.001:
+            return dict(status(options.state), started=True)
+        time.sleep(0.05)
+    return dict(status(options.state), started=False)
+
+
+def stop(options):
+    state = read_state(options.state)
+    found = status(options.state)
+    if not found["running"] and not found.get("orphans") and not (state and state["boot_id"] == boot_id() and alive(state["pid"], state["start"])):
+        return dict(found, stopped=False, left=[])
+    os.kill(state["pid"], signal.SIGTERM) if alive(state["pid"], state["start"]) else None
+    limit = time.monotonic() + options.grace + 20
+    while alive(state["pid"], state["start"]) and time.monotonic() < limit:
+        time.sleep(0.05)
+    own_session = state["session"] == state["pid"]
+    clean = end(lambda: leftovers(state), options.grace) if own_session else not alive(state["pid"], state["start"])
+    return dict(status(options.state), stopped=clean, left=sorted(leftovers(state)) if own_session else [])
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("action", choices=("run", "start", "stop", "status"))
+    parser.add_argument("--state", required=True)
+    parser.add_argument("--log", default="")
+    parser.add_argument("--keep", type=int, default=5)
+    parser.add_argument("--max-mib", type=int, default=64)
+    parser.add_argument("--fingerprint", default="")
+    parser.add_argument("--env-file", default="")
+    parser.add_argument("--cwd", default="/")
+    parser.add_argument("--grace", type=float, default=30)
+    parser.add_argument("--delay", type=float, default=5)
+    parser.add_argument("--burst", type=int, default=4)
+    parser.add_argument("--interval", type=float, default=1800)
+    words = sys.argv[1:]
+    cut = words.index("--") if "--" in words else len(words)
+    options = parser.parse_args(words[:cut])
+    options.command = words[cut + 1 :]
+    if options.action in ("run", "start") and not (options.command and options.log):
+        parser.error("a log and a command are needed")
+    if options.action == "run":
+        return Runner(options).once() if not options.log == "" else 2
+    print(json.dumps({"start": start, "stop": stop, "status": lambda o: status(o.state)}[options.action](options)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
