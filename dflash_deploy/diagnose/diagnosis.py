@@ -1,0 +1,108 @@
+"""From a log or report to its cause: primary cause, evidence, where to act, the next command."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from dflash_deploy.diagnose.signatures import KINDS
+from dflash_deploy.diagnose.watch import FirstError, Match, Phase, Watcher
+
+THOROUGH_BYTES = 2_000_000
+"""Inputs up to this size are matched line by line; longer ones only where a line looks suspicious."""
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One recognised cause with the line that shows it."""
+
+    id: str
+    kind: str
+    title: str
+    cause: str
+    where: str
+    next: str
+    rule: str
+    evidence: str
+    line: int
+    rank: str
+    ref: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        return {k: (list(v) if isinstance(v, tuple) else v) for k, v in self.__dict__.items()}
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What a log says. ``primary`` is None when nothing is known: then ``first_errors`` and ``context`` are all there is."""
+
+    primary: Cause | None
+    others: tuple[Cause, ...]
+    first_errors: tuple[FirstError, ...]
+    phase: Phase
+    fatal: str
+    lines: int
+    starts: int
+    context: tuple[str, ...]
+
+    @property
+    def failed(self) -> bool:
+        """The log shows a failure, known or not."""
+        return bool(self.primary or self.first_errors or self.fatal)
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON data. Keys are stable: primary, others, first_errors, phase, fatal, lines, starts, context, failed."""
+        return {
+            "failed": self.failed,
+            "primary": self.primary.as_dict() if self.primary else None,
+            "others": [c.as_dict() for c in self.others],
+            "first_errors": [
+                {"rank": e.rank, "exception": e.exception, "line": e.line, "traceback": list(e.lines)} for e in self.first_errors
+            ],
+            "phase": self.phase.value,
+            "fatal": self.fatal,
+            "lines": self.lines,
+            "starts": self.starts,
+            "context": list(self.context),
+        }
+
+
+def _cause(match: Match) -> Cause:
+    s = match.signature
+    return Cause(s.id, s.kind, s.title, s.cause, s.where, s.next, s.rule, match.text, match.line, match.rank, s.ref)
+
+
+def diagnose_watcher(watcher: Watcher) -> Diagnosis:
+    """Judge what a watcher has seen: causes before symptoms before consequences, then the earlier line."""
+    watcher.close()
+    state = watcher.state
+    causes = sorted((_cause(m) for m in state.matches.values()), key=lambda c: (KINDS.index(c.kind), c.line))
+    return Diagnosis(
+        primary=causes[0] if causes else None,
+        others=tuple(causes[1:]),
+        first_errors=tuple(sorted(state.first_errors.values(), key=lambda e: e.line)),
+        phase=state.phase,
+        fatal=state.fatal,
+        lines=state.lines,
+        starts=state.starts,
+        context=tuple(watcher.recent),
+    )
+
+
+def diagnose(chunks: Iterable[bytes] | bytes, *, thorough: bool | None = None) -> Diagnosis:
+    """Diagnose a log or a report.
+
+    Args:
+        chunks: the bytes, whole or in pieces of any size.
+        thorough: match every line. None: do so for bytes up to ``THOROUGH_BYTES``.
+    """
+    if isinstance(chunks, bytes):
+        deep = len(chunks) <= THOROUGH_BYTES if thorough is None else thorough
+        chunks = (chunks[i : i + 1_000_000] for i in range(0, len(chunks), 1_000_000))
+    else:
+        deep = bool(thorough)
+    watcher = Watcher(thorough=deep)
+    for chunk in chunks:
+        watcher.feed(chunk)
+    return diagnose_watcher(watcher)
