@@ -219,6 +219,8 @@ class Runner:
         if not end(lambda: family(parent), 5 if not self.stopping else self.options.grace):
             self.log.say("processes are left: %s" % sorted(family(parent)))
         self.reap()
+        if self.stopping:
+            return 0
         return code if code >= 0 else 128 - code
 
     def pump(self, child):
@@ -350,9 +352,10 @@ def start(options):
 def stop(options):
     state = read_state(options.state)
     found = status(options.state)
-    if not found["running"] and not found.get("orphans") and not (state and state["boot_id"] == boot_id() and alive(state["pid"], state["start"])):
+    here = state is not None and state["boot_id"] == boot_id()
+    if not here or not (alive(state["pid"], state["start"]) or found["orphans"]):
         return dict(found, stopped=False, left=[])
-    os.kill(state["pid"], signal.SIGTERM) if alive(state["pid"], state["start"]) else None
+    send({state["pid"]: state["start"]}, signal.SIGTERM)
     limit = time.monotonic() + options.grace + 20
     while alive(state["pid"], state["start"]) and time.monotonic() < limit:
         time.sleep(0.05)
@@ -382,7 +385,7 @@ def main():
     if options.action in ("run", "start") and not (options.command and options.log):
         parser.error("a log and a command are needed")
     if options.action == "run":
-        return Runner(options).once() if not options.log == "" else 2
+        return Runner(options).once()
     print(json.dumps({"start": start, "stop": stop, "status": lambda o: status(o.state)}[options.action](options)))
     return 0
 

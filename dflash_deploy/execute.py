@@ -1,0 +1,289 @@
+"""The only mutation: a plan's steps, in order, on a host; each goes into a journal on the host, all under one lock."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import hashlib
+import json
+import os
+import posixpath
+import shlex
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dflash_deploy.errors import CommandFailed, DflashError, HostChanged, Locked
+from dflash_deploy.host.base import Host
+from dflash_deploy.model import CopyTree, Plan, Remove, Run, Status, Step, StepOutcome, WriteFile
+
+STALE_AFTER_S = 6 * 3600.0
+"""A lock this old belongs to nobody: no step takes that long."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """One piece of news for whoever waits."""
+
+    step: int
+    """From 1."""
+    steps: int
+    title: str
+    line: str = ""
+    """A line of the command's output; empty at the step's start and end."""
+    outcome: StepOutcome | None = None
+    """At the step's end."""
+
+
+OnProgress = Callable[[Progress], None]
+
+
+@dataclass(frozen=True)
+class Journal:
+    """A JSON-lines file on the host: what was done, when, by whom, how it ended. Values of environments are not written."""
+
+    host: Host
+    path: str
+
+    def add(self, event: str, **data: Any) -> None:
+        """Append one line. A journal that cannot be written (a full disk) stops nothing."""
+        entry = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "event": event, **data}
+        script = 'mkdir -p "$(dirname "$1")" && cat >> "$1"'
+        self.host.run(["/bin/sh", "-c", script, "sh", self.path], input=json.dumps(entry).encode() + b"\n", timeout_s=30)
+
+
+def title_of(step: Step) -> str:
+    """What a person reads while the step runs."""
+    return step.title or step.describe()
+
+
+def execute(
+    plan: Plan, host: Host, *, journal: Journal | None = None, on_progress: OnProgress | None = None
+) -> list[StepOutcome]:
+    """Run the plan's steps in order, up to the first that fails.
+
+    Raises:
+        CommandFailed: a step failed; its last lines are the evidence. Those before it stand; the same plan may be run again.
+        HostChanged: a file is not the one that was planned on; nothing was written over it.
+        HostError: the connection broke; the journal's last line says in which step.
+    """
+    outcomes: list[StepOutcome] = []
+    for number, step in enumerate(plan.steps, 1):
+        title = title_of(step)
+
+        def tell(line: str = "", outcome: StepOutcome | None = None, number: int = number, title: str = title) -> None:
+            if on_progress is not None:
+                on_progress(Progress(number, len(plan.steps), title, line, outcome))
+
+        tell()
+        began = time.monotonic()
+        if journal is not None:
+            journal.add("begin", plan=plan.name, step=number, what=step.describe())
+        try:
+            outcome = _perform(step, host, lambda line, tell=tell: tell(line))  # type: ignore[misc]
+        except DflashError as error:
+            failed = StepOutcome(title, Status.FAILED, error.message, time.monotonic() - began)
+            tell(outcome=failed)
+            # After a lost connection the journal's open "begin" says the same.
+            if journal is not None:
+                with contextlib.suppress(DflashError):
+                    journal.add("failed", plan=plan.name, step=number, error=error.as_dict())
+            raise
+        if journal is not None:
+            journal.add(str(outcome.status), plan=plan.name, step=number, seconds=round(outcome.seconds, 3))
+        outcomes.append(outcome)
+        tell(outcome=outcome)
+    return outcomes
+
+
+def _perform(step: Step, host: Host, say: Callable[[str], None]) -> StepOutcome:
+    began = time.monotonic()
+    title = title_of(step)
+    if isinstance(step, Run):
+        if step.unless and host.run(step.unless, timeout_s=60).ok:
+            return StepOutcome(title, Status.SKIPPED, "holds already", time.monotonic() - began)
+        tail: list[str] = []
+
+        def heard(stream: str, text: str) -> None:
+            text = text.rstrip()
+            if text:
+                tail.append(text)
+                del tail[:-200]
+                say(text)
+
+        result = host.run(step.argv, env=step.env, timeout_s=step.timeout_s, on_line=heard)
+        if result.exit_code not in step.ok_exits:
+            raise CommandFailed(
+                f"{title}: exit {result.exit_code} on {host.name}",
+                evidence=[f"$ {shlex.join(step.argv)}"[:500], *_telling(tail)],
+                hint="mend the cause, then run the same command again: it goes on from here",
+            )
+        return StepOutcome(title, Status.CHANGED, "", time.monotonic() - began)
+    if isinstance(step, WriteFile):
+        if step.expect_sha256 is not None:
+            present = digest(host.read(step.path))
+            if present == digest(step.data) and present:
+                return StepOutcome(title, Status.SKIPPED, "there already", time.monotonic() - began)
+            if present != step.expect_sha256:
+                raise HostChanged(
+                    f"{step.path} on {host.name} is not the file that was planned on",
+                    evidence=[f"planned on {step.expect_sha256 or 'absence'}", f"found {present or 'absence'}"],
+                    hint="look who wrote it, then run the same command again",
+                )
+        host.write(step.path, step.data, mode=step.mode)
+    elif isinstance(step, CopyTree):
+        host.copy_tree(step.source, step.target, on_progress=lambda done, total: say(f"{done >> 10} of {total >> 10} KiB"))
+    else:
+        result = host.run(["rm", "-rf", "--", step.path], timeout_s=600)
+        if not result.ok:
+            raise CommandFailed(f"{step.path} cannot be removed on {host.name}", evidence=result.err.splitlines()[-3:])
+    return StepOutcome(title, Status.CHANGED, "", time.monotonic() - began)
+
+
+def _telling(lines: Sequence[str]) -> list[str]:
+    """The lines that say why: errors first, else the last ones."""
+    errors = [line for line in lines if "error" in line.lower()]
+    return (errors or list(lines))[-8:]
+
+
+def digest(data: bytes | None) -> str:
+    """sha256 in hex; ``""`` for an absent file."""
+    return "" if data is None else hashlib.sha256(data).hexdigest()
+
+
+def digests(host: Host, paths: Sequence[str]) -> dict[str, str]:
+    """What planners need to know of files: path → digest."""
+    return {path: digest(host.read(path)) for path in paths}
+
+
+def local_tree(folder: Path) -> dict[str, str]:
+    """Relative path → sha256 of the files of a folder on this side; no bytecode."""
+    return {
+        path.relative_to(folder).as_posix(): digest(path.read_bytes())
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
+def remote_tree(host: Host, folder: str) -> dict[str, str]:
+    """The same of a folder on the host; empty when there is none."""
+    script = 'cd "$1" 2>/dev/null || exit 0; find . -type f ! -path "*/__pycache__/*" -exec sha256sum {} +'
+    result = host.run(["/bin/sh", "-c", script, "sh", folder], timeout_s=300)
+    found = {}
+    for line in result.out.splitlines():
+        value, _, name = line.partition("  ")
+        found[name.removeprefix("./")] = value
+    return found
+
+
+@contextlib.contextmanager
+def lock(
+    host: Host, root: str, what: str, *, break_lock: bool = False, on_notice: Callable[[str], None] | None = None
+) -> Iterator[None]:
+    """Hold the deployment's lock: ``<root>/lock``, made by mkdir, which only one can win.
+
+    A lock is stale when its owner ran on this machine and is gone, or when it is older than :data:`STALE_AFTER_S`; a stale lock is
+    taken over and said so. Any other needs ``break_lock``.
+
+    Raises:
+        Locked: another run holds it; the evidence says who, since when, for what.
+    """
+    folder = posixpath.join(root, "lock")
+    owner = {
+        "user": getpass.getuser(), "host": socket.gethostname(), "boot": _boot_id(), "pid": os.getpid(),
+        "start": _start_time(os.getpid()), "what": what, "since": time.time(),
+    }  # fmt: skip
+    text = json.dumps(owner).encode()
+    # mkdir decides; the owner's name travels in the same round trip. A lock without a name is one whose maker died in between.
+    take = 'mkdir -p "$1" && mkdir "$2" 2>/dev/null && cat > "$2/owner.json"'
+    for _ in range(3):
+        result = host.run(["/bin/sh", "-c", take, "sh", root, folder], input=text, timeout_s=30)
+        if result.ok:
+            break
+        holder = _holder(host, folder)
+        if holder is None:
+            if host.run(["test", "-d", folder], timeout_s=30).ok:
+                time.sleep(1.0)
+                holder = _holder(host, folder) or {}
+            elif not host.run(["test", "-w", root], timeout_s=30).ok:
+                raise CommandFailed(
+                    f"{root} on {host.name} cannot be written",
+                    evidence=result.err.strip().splitlines()[-2:],
+                    hint="another --root, or mend its owner and space",
+                )
+            else:
+                continue
+        why = _stale(holder)
+        if not why and not break_lock:
+            raise Locked(
+                f"another run holds the lock of {host.name}",
+                evidence=[
+                    f"{holder.get('user', '?')} on {holder.get('host', '?')} (process {holder.get('pid', '?')}): "
+                    f"{holder.get('what', '?')}, for {_age(holder):.0f} s"
+                ],
+                hint="wait for it, or --break-lock when that run is surely gone",
+            )
+        if on_notice is not None:
+            on_notice(f"taking over the lock of {holder.get('user', '?')} ({holder.get('what', '?')}): {why or '--break-lock'}")
+        # Moved aside by rename before it is removed: of two that take over, one wins.
+        aside = f"{folder}.stale-{os.getpid()}-{time.time_ns()}"
+        host.run(["/bin/sh", "-c", 'mv "$1" "$2" && rm -rf "$2"', "sh", folder, aside], timeout_s=30)
+    else:
+        raise Locked(f"the lock of {host.name} changes hands all the time", hint="run the same command again")
+    try:
+        yield
+    finally:
+        # Only our own: it may have been broken meanwhile.
+        with contextlib.suppress(DflashError):
+            if host.read(posixpath.join(folder, "owner.json")) == text:
+                host.run(["rm", "-rf", "--", folder], timeout_s=30)
+
+
+def holder(host: Host, root: str) -> Mapping[str, Any] | None:
+    """Who holds the lock, with ``stale`` (a reason or ``""``); None when nobody does."""
+    found = _holder(host, posixpath.join(root, "lock"))
+    return None if found is None else {**found, "stale": _stale(found)}
+
+
+def _holder(host: Host, folder: str) -> dict[str, Any] | None:
+    data = host.read(posixpath.join(folder, "owner.json"))
+    if data is None:
+        return None
+    try:
+        found = json.loads(data)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _stale(holder: Mapping[str, Any]) -> str:
+    if not holder:
+        return "its owner died while taking it"
+    if _age(holder) > STALE_AFTER_S:
+        return f"older than {STALE_AFTER_S / 3600:.0f} h"
+    if holder.get("host") == socket.gethostname():
+        if holder.get("boot") != _boot_id():
+            return "this machine was rebooted since"
+        if _start_time(int(holder.get("pid", 0))) != holder.get("start"):
+            return f"process {holder.get('pid')} is gone"
+    return ""
+
+
+def _age(holder: Mapping[str, Any]) -> float:
+    return time.time() - float(holder.get("since", 0))
+
+
+def _boot_id() -> str:
+    path = Path("/proc/sys/kernel/random/boot_id")
+    return path.read_text().strip() if path.exists() else ""
+
+
+def _start_time(pid: int) -> str:
+    """Start of a process of this machine in clock ticks since boot; ``""`` when there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
