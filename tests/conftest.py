@@ -16,7 +16,14 @@ class BootHost(Protocol):
     """Boots a container, or gives the one of that name that is up already."""
 
     def __call__(
-        self, name: str = ..., *, disk: bool = ..., netns: str = ..., address: str = ..., user: str = ..., options: str = ...
+        self,
+        name: str = ...,
+        *,
+        disk: bool = ...,
+        netns: str = ...,
+        address: str = ...,
+        user: str = ...,
+        options: str = ...,
     ) -> container.TestHost: ...
 
 
@@ -52,8 +59,8 @@ def new_sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...,
 
 @pytest.fixture(scope="session")
 def test_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BootHost]:
-    """Boots containers by name (``ct200`` unless told otherwise), powered off when the session ends, also after failures.
-    Skips with the reason where none can be booted. Names carry this process' id, so that two runs do not meet."""
+    """Boots containers by name (``ct200`` unless told otherwise), powered off when the session ends, also after
+    failures. Skips with the reason where none can be booted. Two runs beside each other do not meet."""
     booted: dict[str, container.TestHost] = {}
     tried: list[str] = []
 

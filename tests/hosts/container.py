@@ -93,7 +93,8 @@ def boot(
     known_hosts.write_text(f"[{address}]:{port} {kind} {blob}\n")
     hosts_toml = folder / "hosts.toml"
     hosts_toml.write_text(
-        f'[{name}]\naddress = "{user}@{address}:{port}"\nidentity_file = "{key}"\nknown_hosts = "{known_hosts}"\n{options}\n'
+        f'[{name}]\naddress = "{user}@{address}:{port}"\nidentity_file = "{key}"\n'
+        f'known_hosts = "{known_hosts}"\n{options}\n'
     )
     return TestHost(name, address, port, user, key, known_hosts, hosts_toml, Path(about["state"]))
 

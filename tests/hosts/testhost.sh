@@ -16,7 +16,7 @@
 set -euo pipefail
 
 cache=${TESTHOST_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/dflash-testhosts}
-base=$cache/base-2
+base=$cache/base-3
 state=$cache/run${TESTHOST_RUN:+-$TESTHOST_RUN}  # two test runs beside each other may use one name
 
 say() { echo "testhost: $*" >&2; }
@@ -44,16 +44,15 @@ make_base() {
       awk '/^URIs:/ && /debian/ {print $2; exit} /^deb / && /debian/ {for (i = 2; i <= NF; i++) if ($i ~ /^http/) {print $i; exit}}' || true)
     say "making the base, once (log: $cache/debootstrap.log)"
     rm -rf "${base:?}" "$base.new"
-    debootstrap --variant=minbase --include=systemd,systemd-sysv,dbus,dbus-user-session,libpam-systemd,openssh-server,python3,python3-venv,python3-pip,ca-certificates,iproute2,procps,sudo \
+    debootstrap --variant=minbase --include=systemd,systemd-sysv,dbus,dbus-user-session,libpam-systemd,openssh-server,libnss-myhostname,python3,python3-venv,python3-pip,ca-certificates,iproute2,procps,sudo \
       bookworm "$base.new" ${mirror:+"$mirror"} >"$cache/debootstrap.log" 2>&1 || die "debootstrap failed: $(tail -3 "$cache/debootstrap.log")"
     chroot "$base.new" useradd -m -s /bin/bash tester
     echo 'tester ALL=(ALL) NOPASSWD:ALL' >"$base.new/etc/sudoers.d/tester"
     chmod 440 "$base.new/etc/sudoers.d/tester"
     mkdir -p "$base.new/var/lib/systemd/linger"
     touch "$base.new/var/lib/systemd/linger/tester"
-    rm -f "$base.new"/etc/ssh/ssh_host_* "$base.new"/var/cache/apt/archives/*.deb
-    # Units that only make sense on hardware; masking them keeps `systemctl is-system-running` meaningful.
-    ln -sf /dev/null "$base.new/etc/systemd/system/systemd-networkd-wait-online.service"
+    # debootstrap copies this machine's host name; without one, systemd keeps what nspawn sets.
+    rm -f "$base.new/etc/hostname" "$base.new"/etc/ssh/ssh_host_* "$base.new"/var/cache/apt/archives/*.deb
     touch "$base.new/.done"
     mv "$base.new" "$base"
   fi

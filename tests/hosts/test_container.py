@@ -1,0 +1,97 @@
+"""A container as a host: systemd, users, reboot, a network of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dflash_deploy.errors import HostError
+from dflash_deploy.host import connect
+from dflash_deploy.inventory import resolve
+from tests.conftest import BootHost
+
+pytestmark = pytest.mark.host
+
+
+def test_systemd_users_and_contract(test_host: BootHost, tmp_path: Path) -> None:
+    booted = test_host("ct200", disk=True)
+    host = connect(resolve("ct200", inventory=booted.hosts_toml))
+    assert host.run(["cat", "/proc/1/comm"]).out == "systemd\n"
+    assert host.run(["systemctl", "is-system-running", "--wait"]).out.strip() in ("running", "degraded")
+    assert host.run(["systemctl", "--user", "is-system-running", "--wait"]).out.strip() in ("running", "degraded")
+    assert host.run(["sudo", "-n", "id", "-u"]).out == "0\n"
+    assert host.home == "/home/tester"
+    host.write("/home/tester/deep/file", b"data", mode=0o600)
+    assert host.read("/home/tester/deep/file") == b"data"
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "a").write_bytes(b"a")
+    host.copy_tree(str(tmp_path / "tree"), "/home/tester/tree")
+    assert host.run(["cat", "/home/tester/tree/a"]).out == "a"
+    made = host.run(["python3", "-m", "venv", "/home/tester/v"], timeout_s=120)
+    assert made.ok, made.err
+    host.close()
+
+
+def test_reboot(test_host: BootHost) -> None:
+    booted = test_host("ct200", disk=True)
+    host = connect(resolve("ct200", inventory=booted.hosts_toml), connect_timeout_s=60)
+    host.write("/home/tester/kept", b"kept")
+    before = host.run(["cat", "/proc/sys/kernel/random/boot_id", "/proc/1/stat"]).out
+    try:
+        host.run(["sudo", "-n", "systemctl", "reboot"], timeout_s=30)
+    except HostError:
+        pass
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline:
+        try:
+            after = host.run(["cat", "/proc/sys/kernel/random/boot_id", "/proc/1/stat"], timeout_s=10)
+        except HostError:
+            continue
+        if after.ok and after.out != before and host.run(["systemctl", "is-system-running", "--wait"]).out.strip():
+            break
+        time.sleep(0.2)
+    else:
+        pytest.fail("did not come back")
+    assert host.read("/home/tester/kept") == b"kept"
+    host.close()
+
+
+@pytest.fixture
+def network() -> Iterator[tuple[str, str]]:
+    """A network namespace with a veth pair; gives its name and the address inside."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("a network namespace needs root and iproute2")
+    name = f"dfl{os.getpid() % 100000}"
+    here, there = "10.213.77.1", "10.213.77.2"
+    steps = [
+        ["ip", "netns", "add", name],
+        ["ip", "link", "add", f"v{name}", "type", "veth", "peer", "name", "host0", "netns", name],
+        ["ip", "addr", "add", f"{here}/30", "dev", f"v{name}"],
+        ["ip", "link", "set", f"v{name}", "up"],
+        ["ip", "-n", name, "addr", "add", f"{there}/30", "dev", "host0"],
+        ["ip", "-n", name, "link", "set", "host0", "up"],
+        ["ip", "-n", name, "link", "set", "lo", "up"],
+    ]
+    try:
+        for step in steps:
+            done = subprocess.run(step, capture_output=True, text=True)
+            if done.returncode != 0:
+                pytest.skip(f"no network namespace: {done.stderr.strip()}")
+        yield name, there
+    finally:
+        subprocess.run(["ip", "link", "del", f"v{name}"], capture_output=True)
+        subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+
+def test_a_network_of_its_own(network: tuple[str, str], test_host: BootHost) -> None:
+    name, address = network
+    booted = test_host("netted", netns=name, address=address)
+    host = connect(resolve("netted", inventory=booted.hosts_toml))
+    assert host.run(["cat", "/proc/1/comm"]).out == "systemd\n"
+    host.close()

@@ -1,0 +1,130 @@
+"""Names to targets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dflash_deploy.errors import UsageError
+from dflash_deploy.inventory import load_inventory, resolve
+
+HOSTS = """
+[defaults]
+user = "deploy"
+known_hosts = "known"
+stack = "cpu"
+
+[ct200]
+address = "tester@127.0.0.1:2200"
+identity_file = ["keys/a", "/abs/b"]
+port = 30001
+server_args = ["--log-level", "info"]
+
+[inner]
+address = "gpu-7"
+proxy_jump = "ct200, edge"
+"""
+CONFIG = """
+Host edge
+  HostName edge.example.org
+  Port 2222
+  User jumper
+  IdentityFile ~/.ssh/edge
+
+Host gpu-*
+  User cuda
+  ProxyJump edge
+  HostName %h.example.org
+
+Host *
+  IdentitiesOnly yes
+"""
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, Path]:
+    (tmp_path / "hosts.toml").write_text(HOSTS)
+    (tmp_path / "more").write_text(CONFIG)
+    (tmp_path / "config").write_text(f"Include {tmp_path}/more\n")
+    return {"inventory": tmp_path / "hosts.toml", "ssh_config": tmp_path / "config"}
+
+
+def test_local() -> None:
+    assert resolve("local").kind == "local"
+
+
+def test_a_host_of_the_inventory(files: dict[str, Path], tmp_path: Path) -> None:
+    target = resolve("ct200", **files)
+    assert (target.name, target.address, target.port, target.user) == ("ct200", "127.0.0.1", 2200, "deploy")
+    assert target.identity_files == (str(tmp_path / "keys/a"), "/abs/b")
+    assert target.known_hosts == (str(tmp_path / "known"),)
+    assert target.options == {"stack": "cpu", "port": 30001, "server_args": ["--log-level", "info"]}
+
+
+def test_a_host_of_the_ssh_config(files: dict[str, Path]) -> None:
+    target = resolve("edge", **files)
+    assert (target.address, target.port, target.user, target.identities_only) == (
+        "edge.example.org",
+        2222,
+        "jumper",
+        True,
+    )
+    assert target.identity_files == (str(Path("~/.ssh/edge").expanduser()),)
+    gpu = resolve("gpu-3", **files)
+    assert (gpu.address, gpu.user) == ("gpu-3.example.org", "cuda")
+    assert [hop.address for hop in gpu.proxy_jump] == ["edge.example.org"]
+
+
+def test_the_inventory_wins_and_the_config_fills_in(files: dict[str, Path]) -> None:
+    target = resolve("inner", **files)
+    assert (target.address, target.user) == ("gpu-7.example.org", "deploy")
+    assert [hop.name for hop in target.proxy_jump] == ["ct200", "edge"]
+
+
+def test_addresses(files: dict[str, Path]) -> None:
+    target = resolve("me@10.1.2.3:2022", **files)
+    assert (target.address, target.port, target.user, dict(target.options)) == ("10.1.2.3", 2022, "me", {})
+    assert resolve("me@[::1]:22", **files).address == "::1"
+    assert resolve("example.org", **files).port == 22
+
+
+def test_a_wrong_name_names_the_nearest(files: dict[str, Path]) -> None:
+    with pytest.raises(UsageError) as caught:
+        resolve("ct20", **files)
+    assert "ct200" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[a]\nadress = 'x'", "address"),
+        ("[a]\nport = 'x'", "a number"),
+        ("[a]\nport = true", "a number"),
+        ("[a]\nserver_args = [1]", "list of texts"),
+        ("stack = 'cpu'", "outside any host"),
+        ("[local]\nstack = 'cpu'", "this machine"),
+        ("[groups]\nall = ['a']", "groups"),
+        ("[a", "cannot be read"),
+    ],
+)
+def test_faults_of_the_file(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "hosts.toml"
+    path.write_text(text)
+    with pytest.raises(UsageError) as caught:
+        load_inventory(path)
+    assert said in f"{caught.value.message} {caught.value.hint}"
+
+
+def test_a_named_inventory_must_be_there(tmp_path: Path) -> None:
+    with pytest.raises(UsageError):
+        resolve("x", inventory=tmp_path / "none.toml")
+
+
+def test_jumps_in_a_circle(tmp_path: Path) -> None:
+    path = tmp_path / "hosts.toml"
+    path.write_text("[a]\naddress='1.1.1.1'\nproxy_jump='b'\n[b]\naddress='2.2.2.2'\nproxy_jump='a'\n")
+    config = tmp_path / "config"
+    config.write_text("")
+    with pytest.raises(UsageError, match="circle"):
+        resolve("a", inventory=path, ssh_config=config)
