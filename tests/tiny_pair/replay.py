@@ -1,10 +1,10 @@
 """What greedy decoding must give, worked out without SGLang and without this project's kernels.
 
 ``python -m tests.tiny_pair.replay --prompts templates/tiny-pair/prompts.jsonl --budgets 8 16 32`` decodes each prompt
-one token at a time, with the DFlash chain, and with a DDTree of N nodes. Everything is recomputed from the first token
-at every step, in float32, so that no cache can be wrong. The tree is an exact best-first search with the canonical order:
-score descending, then depth, parent and rank ascending; a score is the sum of ``round(max(log p, -130) * 2**20)`` along
-the path, as integers.
+one token at a time, with the DFlash chain, and with a DDTree of N nodes. Everything is recomputed from the first
+token at every step, in float32, so that no cache can be wrong. The tree is an exact best-first search with the
+canonical order: score descending, then depth, parent and rank ascending; a score is the integer sum of
+``round(max(log p, -130) * 2**20)`` along the path.
 """
 
 from __future__ import annotations
