@@ -28,7 +28,7 @@ def scopes(root: At, prefix: str = "") -> Iterator[tuple[str, At]]:
 
 
 def scope(module: cst.Module, name: str, file: str = "the file") -> At:
-    """The one definition called ``name``; the module for ``""``. Overloads and property setters of the same name are ambiguous.
+    """The one definition called ``name``; the module for ``""``. Several of one name (overloads) are ambiguous.
 
     Raises:
         AnchorMissing, AnchorAmbiguous
@@ -41,7 +41,9 @@ def scope(module: cst.Module, name: str, file: str = "the file") -> At:
     if len(found) == 1:
         return found[0]
     if found:
-        raise AnchorAmbiguous(f"{name} is defined {len(found)} times in {file}", evidence=[_head(at.node) for at in found])
+        raise AnchorAmbiguous(
+            f"{name} is defined {len(found)} times in {file}", evidence=[_head(at.node) for at in found]
+        )
     names = list(dict.fromkeys(qualified for qualified, _ in everything))
     last = name.rsplit(".", 1)[-1]
     near = [n for n in names if n.rsplit(".", 1)[-1] == last]
@@ -53,7 +55,9 @@ def scope(module: cst.Module, name: str, file: str = "the file") -> At:
 
 
 def _head(node: cst.CSTNode) -> str:
-    lines = [line for line in syntax.code(node).splitlines() if line.strip() and not line.strip().startswith(("#", "@"))]
+    lines = [
+        line for line in syntax.code(node).splitlines() if line.strip() and not line.strip().startswith(("#", "@"))
+    ]
     return lines[0].strip()[:110] if lines else ""
 
 
@@ -133,7 +137,13 @@ class Assign:
     def difference(self, at: At) -> str:
         found = syntax.tree(at.node)
         wanted = syntax.expression_pattern(self.target)
-        targets = found.targets if isinstance(found, ast.Assign) else [found.target] if isinstance(found, ast.AnnAssign) else []
+        targets = (
+            found.targets
+            if isinstance(found, ast.Assign)
+            else [found.target]
+            if isinstance(found, ast.AnnAssign)
+            else []
+        )
         texts = [syntax.difference(wanted, target, "target") for target in targets]
         return "" if None in texts else texts[0] or ""
 
@@ -151,14 +161,18 @@ class Calls:
     callee: str
 
     def candidates(self, where: At) -> Iterator[At]:
-        return (at for at in syntax.statements(where) if isinstance(at.node, cst.SimpleStatementLine) and self._callees(at))
+        return (
+            at for at in syntax.statements(where) if isinstance(at.node, cst.SimpleStatementLine) and self._callees(at)
+        )
 
     def _callees(self, at: At) -> list[ast.expr]:
         found = syntax.tree(at.node)
         return [n.func for n in ast.walk(found) if isinstance(n, ast.Call)] if found is not None else []
 
     def difference(self, at: At) -> str:
-        texts = [syntax.difference(syntax.expression_pattern(self.callee), callee, "callee") for callee in self._callees(at)]
+        texts = [
+            syntax.difference(syntax.expression_pattern(self.callee), callee, "callee") for callee in self._callees(at)
+        ]
         return "" if None in texts else texts[0] or "no call"
 
     def matches(self, at: At) -> bool:
@@ -249,7 +263,8 @@ def find(where: At, shape: Shape, name: str) -> At:
     place = name or "the module's body"
     if found:
         raise AnchorAmbiguous(
-            f"{shape} stands {len(found)} times in {place}", evidence=[f"match: {_head(at.statement.node)}" for at in found[:5]]
+            f"{shape} stands {len(found)} times in {place}",
+            evidence=[f"match: {_head(at.statement.node)}" for at in found[:5]],
         )
     text = str(shape)
     ranked = sorted(candidates, key=lambda at: -difflib.SequenceMatcher(None, text, _head(at.node)).ratio())[:3]

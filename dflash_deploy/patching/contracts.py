@@ -1,10 +1,14 @@
-"""Does the tree still hold what injected code relies on? Names that it uses, functions that it calls, and that it is reached at all."""
+"""Does the tree still hold what injected code relies on?
+
+The names that it uses, the functions that it calls, and that it is reached at all.
+"""
 
 from __future__ import annotations
 
 import ast
 import builtins
 import difflib
+import functools
 from collections.abc import Iterable, Iterator
 
 from dflash_deploy.errors import ContractBroken
@@ -24,7 +28,10 @@ def own(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def bound(node: ast.AST, before: int | None = None) -> set[str]:
-    """Names that a scope binds: parameters, assignments, imports, definitions. ``before``: only above that line (parameters always)."""
+    """Names that a scope binds: parameters, assignments, imports, definitions.
+
+    ``before``: only above that line (parameters always).
+    """
     names: set[str] = set()
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
         arguments = node.args
@@ -37,10 +44,8 @@ def bound(node: ast.AST, before: int | None = None) -> set[str]:
             names.add(child.id)
         elif isinstance(child, (ast.Import, ast.ImportFrom)):
             names |= {(a.asname or a.name).split(".")[0] for a in child.names}
-        elif isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            names.add(child.name)
-        elif isinstance(child, ast.ExceptHandler) and child.name:
-            names.add(child.name)
+        elif isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.ExceptHandler)):
+            names.add(child.name or "")
     return names
 
 
@@ -78,7 +83,7 @@ def definitions(tree: ast.Module, name: str) -> list[tuple[ast.AST, list[ast.AST
 
 
 def check_landing(tree: ast.Module, file: str, scope: str, injected: tuple[ast.AST, ...]) -> None:
-    """Names that injected code uses are bound where it landed, and nothing before it in its blocks always leaves the function.
+    """Names that injected code uses are bound where it landed, and nothing before it always leaves its blocks.
 
     Raises:
         ContractBroken
@@ -88,7 +93,11 @@ def check_landing(tree: ast.Module, file: str, scope: str, injected: tuple[ast.A
         return
     node, outer = places[0]
     wanted = {ast.dump(i) for i in injected}
-    landed = [n for n in own(node) if isinstance(n, (ast.stmt, ast.expr)) and type(n) in {type(i) for i in injected} and ast.dump(n) in wanted]
+    landed = [
+        n
+        for n in own(node)
+        if isinstance(n, (ast.stmt, ast.expr)) and type(n) in {type(i) for i in injected} and ast.dump(n) in wanted
+    ]
     line = landed[0].lineno if landed else None
     names = bound(node, before=line) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) else bound(node)
     for around in outer:
@@ -106,7 +115,7 @@ def check_landing(tree: ast.Module, file: str, scope: str, injected: tuple[ast.A
         end = _leaves_before(node, landed[0])
         if end is not None:
             raise ContractBroken(
-                f"injected code in {scope} of {file} would never run: line {end.lineno} always leaves the block before it",
+                f"injected code in {scope} of {file} would never run: line {end.lineno} always leaves before it",
                 evidence=[ast.unparse(end).splitlines()[0][:110]],
             )
 
@@ -138,7 +147,11 @@ def check_contract(tree: ast.Module | None, contract: Contract) -> None:
     if not found:
         parent, _, last = contract.name.rpartition(".")
         holders = definitions(tree, parent)
-        if contract.params is None and not contract.attributes and any(last in _attributes(tree, h) for h, _ in holders):
+        if (
+            contract.params is None
+            and not contract.attributes
+            and any(last in _attributes(tree, h) for h, _ in holders)
+        ):
             return
         names = sorted({n for h, _ in holders for n in _attributes(tree, h)} or bound(tree))
         near = difflib.get_close_matches(last, names, n=3, cutoff=0.5)
@@ -149,7 +162,9 @@ def check_contract(tree: ast.Module | None, contract: Contract) -> None:
         lacking = [a for a in contract.attributes if a not in have]
         if lacking:
             near = difflib.get_close_matches(lacking[0], sorted(have), n=3, cutoff=0.5)
-            raise ContractBroken(f"{where} has no attribute {', '.join(lacking)}", evidence=[f"nearest: {n}" for n in near])
+            raise ContractBroken(
+                f"{where} has no attribute {', '.join(lacking)}", evidence=[f"nearest: {n}" for n in near]
+            )
     if contract.params is not None:
         _check_call(tree, node, contract, where)
 
@@ -160,10 +175,15 @@ def _bases(tree: ast.Module, node: ast.ClassDef) -> list[ast.ClassDef]:
     for current in order:
         for base in current.bases:
             name = base.id if isinstance(base, ast.Name) else ""
-            order += [n for n, _ in definitions(tree, name) if isinstance(n, ast.ClassDef) and n not in order] if name else []
+            order += (
+                [n for n, _ in definitions(tree, name) if isinstance(n, ast.ClassDef) and n not in order]
+                if name
+                else []
+            )
     return order
 
 
+@functools.lru_cache(maxsize=256)
 def _attributes(tree: ast.Module, node: ast.AST) -> set[str]:
     if not isinstance(node, ast.ClassDef):
         return bound(node)
@@ -171,7 +191,11 @@ def _attributes(tree: ast.Module, node: ast.AST) -> set[str]:
     for cls in _bases(tree, node):
         names |= bound(cls)
         for inner in ast.walk(cls):
-            if isinstance(inner, ast.Attribute) and isinstance(inner.ctx, ast.Store) and isinstance(inner.value, ast.Name):
+            if (
+                isinstance(inner, ast.Attribute)
+                and isinstance(inner.ctx, ast.Store)
+                and isinstance(inner.value, ast.Name)
+            ):
                 if inner.value.id == "self":
                     names.add(inner.attr)
     return names
@@ -181,7 +205,9 @@ def _check_call(tree: ast.Module, node: ast.AST, contract: Contract, where: str)
     passed = list(contract.params or ())
     if isinstance(node, ast.ClassDef):
         classes = _bases(tree, node)
-        init = next((n for c in classes for n in c.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"), None)
+        init = next(
+            (n for c in classes for n in c.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"), None
+        )
         if init is None:
             _check_fields(classes, passed, contract, where)
             return
@@ -212,7 +238,11 @@ def _check_fields(classes: list[ast.ClassDef], passed: list[str], contract: Cont
     accepted, required = set(), set()
     for cls in classes:
         for item in cls.body:
-            if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name) and "ClassVar" not in ast.unparse(item.annotation):
+            if (
+                isinstance(item, ast.AnnAssign)
+                and isinstance(item.target, ast.Name)
+                and "ClassVar" not in ast.unparse(item.annotation)
+            ):
                 accepted.add(item.target.id)
                 if item.value is None:
                     required.add(item.target.id)
@@ -222,6 +252,8 @@ def _check_fields(classes: list[ast.ClassDef], passed: list[str], contract: Cont
 def _report(where: str, unknown: list[str], lacking: list[str], accepted: set[str]) -> None:
     if unknown:
         near = difflib.get_close_matches(unknown[0], sorted(accepted), n=3, cutoff=0.5)
-        raise ContractBroken(f"{where} takes no parameter {', '.join(unknown)}", evidence=[f"nearest: {n}" for n in near])
+        raise ContractBroken(
+            f"{where} takes no parameter {', '.join(unknown)}", evidence=[f"nearest: {n}" for n in near]
+        )
     if lacking:
         raise ContractBroken(f"{where} now requires {', '.join(lacking)}, which injected code does not pass")

@@ -1,5 +1,6 @@
-"""Ready kinds of edit, so that most patches are pure data. Each knows how to find its anchor, to write, and to see that it was written.
+"""Ready kinds of edit, so that most patches are pure data.
 
+Each knows how to find its anchor, to write, and to see that it was written.
 Own kinds implement :class:`Edit`. Every edit marks the first line that it injects with the patch's trailing comment.
 """
 
@@ -73,7 +74,12 @@ def _after_prelude(body: list[cst.CSTNode]) -> int:
     index = 0
     for index, statement in enumerate(body):
         found = syntax.tree(statement)
-        docstring = index == 0 and isinstance(found, ast.Expr) and isinstance(found.value, ast.Constant) and isinstance(found.value.value, str)
+        docstring = (
+            index == 0
+            and isinstance(found, ast.Expr)
+            and isinstance(found.value, ast.Constant)
+            and isinstance(found.value.value, str)
+        )
         future = isinstance(found, ast.ImportFrom) and found.module == "__future__"
         if not docstring and not future:
             return index
@@ -84,7 +90,7 @@ def _insert(block: At, index: int, new: list[cst.BaseStatement | cst.SimpleState
     node = block.node
     assert isinstance(node, (cst.Module, cst.IndentedBlock))
     body = list(node.body)
-    body[index:index] = new  # type: ignore[arg-type]
+    body[index:index] = new
     return At(node, block.path).replaced(node.with_changes(body=body))
 
 
@@ -150,7 +156,9 @@ class InsertStatements:
             anchor = anchors.find(where, self.at.shape, self.scope).statement
             parent, field, index = anchor.path[-1]
             if field != "body" or index is None or not isinstance(parent, (cst.Module, cst.IndentedBlock)):
-                raise AnchorMissing(f"{self.at.shape} in {self.scope} is not a statement of its own (an elif or a one-line body)")
+                raise AnchorMissing(
+                    f"{self.at.shape} in {self.scope} is not a statement of its own (an elif or a one-line body)"
+                )
             block = At(parent, anchor.path[:-1])
             return _insert(block, index + isinstance(self.at, After), new)
         block = _block(where)
@@ -158,17 +166,17 @@ class InsertStatements:
         return _insert(block, _after_prelude(body) if isinstance(self.at, First) else len(body), new)
 
 
-def AppendToModule(code: str) -> InsertStatements:  # noqa: N802 - reads as an edit kind
+def AppendToModule(code: str) -> InsertStatements:
     """Put statements at the end of the module."""
     return InsertStatements("", code, at=Last())
 
 
-def AddMethod(scope: str, code: str) -> InsertStatements:  # noqa: N802
+def AddMethod(scope: str, code: str) -> InsertStatements:
     """Put a method (with its decorators) at the end of a class."""
     return InsertStatements(scope, code, at=Last())
 
 
-def AddClassField(scope: str, code: str, after: str) -> InsertStatements:  # noqa: N802
+def AddClassField(scope: str, code: str, after: str) -> InsertStatements:
     """Put a field or enum member into a class body, after the assignment of the field ``after``."""
     return InsertStatements(scope, code, at=After(Assign(after)))
 
@@ -191,7 +199,8 @@ class AddImport:
         imports = [
             index
             for index, line in enumerate(module.body)
-            if isinstance(line, cst.SimpleStatementLine) and any(isinstance(s, (cst.Import, cst.ImportFrom)) for s in line.body)
+            if isinstance(line, cst.SimpleStatementLine)
+            and any(isinstance(s, (cst.Import, cst.ImportFrom)) for s in line.body)
         ]
         index = imports[-1] + 1 if imports else _after_prelude(list(module.body))
         return _insert(At(module), index, _marked(self.code, marker, module))
@@ -247,7 +256,9 @@ class ReplaceExpression:
         new = cst.parse_expression(self.new)
         old = at.node
         assert isinstance(old, cst.BaseExpression)
-        if old.lpar or isinstance(new, (cst.BooleanOperation, cst.IfExp, cst.Lambda, cst.Comparison, cst.UnaryOperation)):
+        if old.lpar or isinstance(
+            new, (cst.BooleanOperation, cst.IfExp, cst.Lambda, cst.Comparison, cst.UnaryOperation)
+        ):
             new = _parenthesized(new, at)
         changed = at.replaced(new)
         return _mark(_again(at.statement, changed), marker)
@@ -267,7 +278,7 @@ def _parenthesized(new: cst.BaseExpression, at: At) -> cst.BaseExpression:
 
 @dataclass(frozen=True)
 class WrapCondition:
-    """Replace the test of the one ``if`` whose test is ``test`` by ``new`` (in which ``{}`` stands for the old test, in parentheses)."""
+    """Replace the test of the one ``if`` whose test is ``test`` by ``new``, in which ``{}`` stands for the old test."""
 
     scope: str
     test: str
@@ -294,13 +305,13 @@ class WrapCondition:
         at = anchors.find(where, IfTest(self.test), self.scope)
         assert isinstance(at.node, cst.If)
         old = at.node.test
-        inside = _RENDER_ONE_LINE(old)
+        inside = _one_line(old)
         new = cst.parse_expression(self.new.format(inside))
         changed = at.child("test").replaced(new.with_changes(lpar=old.lpar, rpar=old.rpar) if old.lpar else new)
         return _mark(_again(at, changed), marker)
 
 
-def _RENDER_ONE_LINE(test: cst.BaseExpression) -> str:  # noqa: N802
+def _one_line(test: cst.BaseExpression) -> str:
     found = syntax.tree(test)
     assert found is not None
     return f"({ast.unparse(found)})"
@@ -345,10 +356,19 @@ class AddElement:
         found = self._literals(where)
         shape = f"a literal that holds {', '.join(self.holds)}"
         if len(found) > 1:
-            raise AnchorAmbiguous(f"{shape} stands {len(found)} times in {self.scope}", evidence=[syntax.code(at.node)[:110] for at in found])
+            raise AnchorAmbiguous(
+                f"{shape} stands {len(found)} times in {self.scope}",
+                evidence=[syntax.code(at.node)[:110] for at in found],
+            )
         if not found:
-            near = [syntax.code(at.node)[:110] for at in syntax.expressions(where) if isinstance(at.node, (cst.Tuple, cst.List, cst.Set))]
-            raise AnchorMissing(f"{shape} is not in {self.scope or 'the module'}", evidence=[f"nearest: {text}" for text in near[:3]])
+            near = [
+                syntax.code(at.node)[:110]
+                for at in syntax.expressions(where)
+                if isinstance(at.node, (cst.Tuple, cst.List, cst.Set))
+            ]
+            raise AnchorMissing(
+                f"{shape} is not in {self.scope or 'the module'}", evidence=[f"nearest: {text}" for text in near[:3]]
+            )
         (at,) = found
         assert isinstance(at.node, (cst.Tuple, cst.List, cst.Set))
         elements = list(at.node.elements)
@@ -419,7 +439,12 @@ class GuardStatement:
         count = 0
         for at in IfTest(self.condition).candidates(where):
             found = syntax.tree(at.node)
-            if isinstance(found, ast.If) and syntax.same(test, found.test) and len(found.body) == 1 and not found.orelse:
+            if (
+                isinstance(found, ast.If)
+                and syntax.same(test, found.test)
+                and len(found.body) == 1
+                and not found.orelse
+            ):
                 count += syntax.difference(syntax.statement_pattern(self.statement.pattern), found.body[0]) is None
         return count == 1
 

@@ -1,7 +1,7 @@
 """Bytes to bytes: judge each patch of a set, then apply what is absent. All or nothing.
 
-Judging applies each patch in memory in the set's order, so later patches may hold on to what earlier ones wrote; contracts and names are checked on
-the result.
+Judging applies each patch in memory in the set's order, so later patches may hold on to what earlier ones wrote;
+contracts and names are checked on the result.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ class Outcome:
         evidence = []
         for verdict in self.verdicts:
             if not verdict.state.ok:
-                evidence += [f"{verdict.patch} ({verdict.file}): {verdict.state}: {verdict.detail}", *(f"    {e}" for e in verdict.evidence)]
+                evidence += [
+                    f"{verdict.patch} ({verdict.file}): {verdict.state}: {verdict.detail}",
+                    *(f"    {e}" for e in verdict.evidence),
+                ]
         kind = {State.AMBIGUOUS: AnchorAmbiguous, State.DRIFTED: InvalidResult}.get(first.state, AnchorMissing)
         if first.state is State.CONFLICT and first.detail.startswith("contract: "):
             kind = ContractBroken
@@ -96,7 +99,7 @@ def _present(trees: _Trees, present: Present) -> bool:
 
 
 def run(files: Mapping[str, bytes | None], patches: Sequence[Patch]) -> Outcome:
-    """Judge and apply ``patches`` to ``files`` (path relative to the package → bytes, None when there is no such file)."""
+    """Judge and apply ``patches`` to ``files``: path relative to the package → bytes, None when there is no such file."""
     modules: dict[str, cst.Module] = {}
     before = _Trees({path: data for path, data in files.items() if data is not None})
     verdicts = [_edit(files, modules, patch, before) for patch in patches]
@@ -144,7 +147,9 @@ def _edit(files: Mapping[str, bytes | None], modules: dict[str, cst.Module], pat
         if patch.edit.written(module):
             return Verdict(patch.name, patch.file, State.APPLIED)
         if _carries(source, patch.marker):
-            return Verdict(patch.name, patch.file, State.DRIFTED, "lines that carry its marker are not what this version writes")
+            return Verdict(
+                patch.name, patch.file, State.DRIFTED, "lines that carry its marker are not what this version writes"
+            )
         if patch.superseded is not None and _present(before, patch.superseded):
             return Verdict(patch.name, patch.file, State.SUPERSEDED, f"upstream has {patch.superseded.name}")
         modules[patch.file] = _edited(module, patch)

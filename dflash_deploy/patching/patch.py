@@ -1,25 +1,31 @@
 """What a patch is: data, plus one small edit. Knows no package.
 
-A patch adds *hooks only* (an enum member, an import, a branch); behaviour lives in the payload. A worked example, complete::
+A patch adds *hooks only* (an enum member, an import, a branch); behaviour lives in the payload. A worked example::
 
-    from dflash_deploy.patching.anchors import Assign, Before, First, IfTest
-    from dflash_deploy.patching.edits import AddBranchFirst, AddClassField, InsertStatements
+    from dflash_deploy.patching.anchors import Before, IfTest
+    from dflash_deploy.patching.edits import AddClassField, InsertStatements
     from dflash_deploy.patching.patch import Contract, Example, Patch, PatchSet, Present, Refusal
 
     MEMBER = Patch(
         name="algorithm-member",
-        file="srt/speculative/spec_info.py",              # relative to the package's folder
+        file="srt/speculative/spec_info.py",  # relative to the package's folder
         why="the algorithm needs a name that the command line accepts",
         edit=AddClassField("SpeculativeAlgorithm", "DDTREE = auto()", after="DFLASH"),
         superseded=Present("srt/speculative/spec_info.py", "SpeculativeAlgorithm.DDTREE"),
         examples=(
             Example(
-                before="class SpeculativeAlgorithm(Enum):\\n    DFLASH = auto()\\n",
-                after="class SpeculativeAlgorithm(Enum):\\n    DFLASH = auto()\\n"
-                "    DDTREE = auto()  # dflash-deploy: algorithm-member\\n",
+                before='''
+                    class SpeculativeAlgorithm(Enum):
+                        DFLASH = auto()
+                ''',
+                after='''
+                    class SpeculativeAlgorithm(Enum):
+                        DFLASH = auto()
+                        DDTREE = auto()  # dflash-deploy: algorithm-member
+                ''',
             ),
         ),
-        refuses=(Refusal(before="class SpeculativeAlgorithm(Enum):\\n    EAGLE = auto()\\n", error="AnchorMissing"),),
+        refuses=(Refusal("class SpeculativeAlgorithm(Enum):\\n    EAGLE = auto()\\n", "AnchorMissing"),),
     )
     WORKER = Patch(
         name="worker-factory",
@@ -27,28 +33,31 @@ A patch adds *hooks only* (an enum member, an import, a branch); behaviour lives
         why="the scheduler asks the algorithm for its worker class",
         edit=InsertStatements(
             "SpeculativeAlgorithm.create_worker",
-            "if self.is_ddtree():\\n"
-            "    from dflash_kernels.ddtree.worker import DDTreeWorker\\n\\n"
-            "    return DDTreeWorker\\n",
-            at=Before(IfTest("self.is_dflash()")),        # or First(), Last(), After(Assign("x")), Before(Stmt("return ..."))
+            '''
+            if self.is_ddtree():
+                from dflash_kernels.ddtree.worker import DDTreeWorker
+
+                return DDTreeWorker
+            ''',
+            at=Before(IfTest("self.is_dflash()")),  # or First(), Last(), After(Assign("x")), Before(Stmt("return ..."))
         ),
-        # Everything that the injected code calls, also code of other patches of the same set:
-        contract=(
-            Contract("srt/speculative/spec_info.py", "SpeculativeAlgorithm.is_ddtree", params=()),
-            Contract("srt/speculative/eagle_worker_common.py", "run_eagle_verify", params=("batch", "verify_input"), positional=1),
-        ),
+        # Everything that the injected code calls, also code that other patches of the set write:
+        contract=(Contract("srt/speculative/spec_info.py", "SpeculativeAlgorithm.is_ddtree", params=()),),
         examples=(...,),
         refuses=(...,),
     )
-    DDTREE = PatchSet(name="ddtree", package="sglang", versions="==0.5.16", tested=("0.5.16",), patches=(MEMBER, WORKER))
+    DDTREE = PatchSet("ddtree", package="sglang", versions="==0.5.16", patches=(MEMBER, WORKER), tested=("0.5.16",))
 
-Patterns (``Stmt``, ``IfTest``, ``Expr``...) are Python source compared as syntax trees: layout, comments, quotes and parentheses do not count, and
-``...`` stands for anything (an expression, all arguments of a call, the rest of a block). Every pattern must match exactly once in its scope; a
-scope is a qualified name, ``""`` for the module, and nested definitions are scopes of their own.
+Patterns (``Stmt``, ``IfTest``, ``Expr``...) are Python source compared as syntax trees: layout, comments, quotes and
+parentheses do not count, and ``...`` stands for anything (an expression, all arguments of a call, the rest of a block).
+Every pattern must match exactly once in its scope. A scope is a qualified name, ``""`` for the module; nested
+definitions are scopes of their own. Names that injected code uses must be bound where it lands, so an example defines
+them too. Lines of this set's own name are marked with a trailing comment, which an example shows.
 """
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -93,7 +102,8 @@ class Contract:
     name: str
     """Qualified name of a function, class or assigned name."""
     params: tuple[str, ...] | None = None
-    """Parameters that are passed, without ``self``. Each must be accepted by name, and no other may be required. ``None``: not called."""
+    """Parameters that are passed, without ``self``: each must be accepted, and no other may be required.
+    ``None``: not called."""
     positional: int = 0
     """The first so many of ``params`` are passed by position, so they must come first and in this order."""
     attributes: tuple[str, ...] = ()
@@ -108,12 +118,20 @@ class Present:
     name: str
 
 
+def _block(text: str) -> str:
+    return textwrap.dedent(text.removeprefix("\n")).rstrip(" ")
+
+
 @dataclass(frozen=True)
 class Example:
-    """Applying the patch's edit to ``before`` gives exactly ``after``."""
+    """Applying the patch's edit to ``before`` gives exactly ``after``. Written as indented blocks, if you like."""
 
     before: str
     after: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "before", _block(self.before))
+        object.__setattr__(self, "after", _block(self.after))
 
 
 @dataclass(frozen=True)
@@ -122,6 +140,9 @@ class Refusal:
 
     before: str
     error: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "before", _block(self.before))
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Source bytes as a lossless tree, nodes with their way back to the root, and patterns compared as syntax trees.
 
-Edits rebuild only the spine from the changed node to the module; nothing else is touched, so encodings, line ends and odd spacing survive.
+Edits rebuild only the spine from the changed node to the module; nothing else is touched, so encodings, line ends and
+odd spacing survive.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _RENDER = cst.Module([])
 
 @dataclass(frozen=True)
 class At:
-    """A node and where it hangs: ``path`` leads from the root to the node's parent as (parent, field, index in the field or None)."""
+    """A node and where it hangs: ``path`` leads from the root to its parent as (parent, field, index or None)."""
 
     node: cst.CSTNode
     path: tuple[tuple[cst.CSTNode, str, int | None], ...] = ()
@@ -70,7 +71,9 @@ def parse(source: bytes, file: str = "the file") -> cst.Module:
     except (cst.ParserSyntaxError, UnicodeError, LookupError, SyntaxError) as error:
         raise InvalidResult(f"{file} cannot be parsed as Python", evidence=str(error).splitlines()[:4]) from error
     if not same:
-        raise InvalidResult(f"{file} does not survive a round trip through the parser", hint="its encoding or line ends are unusual")
+        raise InvalidResult(
+            f"{file} does not survive a round trip through the parser", hint="its encoding or line ends are unusual"
+        )
     return module
 
 
@@ -89,7 +92,9 @@ def children(at: At) -> Iterator[At]:
 def walk(at: At) -> Iterator[At]:
     """Nodes below ``at``, nested definitions entered not at all (they are scopes of their own)."""
     for below in children(at):
-        if isinstance(below.node, (cst.BaseParenthesizableWhitespace, cst.EmptyLine, cst.TrailingWhitespace, cst.Newline)):
+        if isinstance(
+            below.node, (cst.BaseParenthesizableWhitespace, cst.EmptyLine, cst.TrailingWhitespace, cst.Newline)
+        ):
             continue
         yield below
         if not isinstance(below.node, (cst.FunctionDef, cst.ClassDef)):
@@ -105,7 +110,9 @@ def statements(scope: At) -> Iterator[At]:
             yield at
             if isinstance(at.node, (cst.FunctionDef, cst.ClassDef, cst.SimpleStatementLine)):
                 continue
-        elif not isinstance(at.node, (cst.BaseSuite, cst.Else, cst.ExceptHandler, cst.ExceptStarHandler, cst.Finally, cst.MatchCase)):
+        elif not isinstance(
+            at.node, (cst.BaseSuite, cst.Else, cst.ExceptHandler, cst.ExceptStarHandler, cst.Finally, cst.MatchCase)
+        ):
             continue
         stack.extend(reversed(list(children(at))))
 
@@ -146,7 +153,11 @@ def could_be(node: cst.CSTNode, pattern: ast.stmt) -> bool:
     """Whether a statement is of the pattern's kind (and name), seen without rendering it."""
     kind = type(pattern)
     if kind in _SIMPLE:
-        return isinstance(node, cst.SimpleStatementLine) and len(node.body) == 1 and isinstance(node.body[0], _SIMPLE[kind])
+        return (
+            isinstance(node, cst.SimpleStatementLine)
+            and len(node.body) == 1
+            and isinstance(node.body[0], _SIMPLE[kind])
+        )
     if kind in _COMPOUND and not isinstance(node, _COMPOUND[kind]):
         return False
     if isinstance(node, (cst.FunctionDef, cst.ClassDef)):
@@ -238,9 +249,15 @@ def difference(pattern: object, found: object, where: str = "") -> str | None:
         for name, value in ast.iter_fields(pattern):
             if name in _IGNORED:
                 continue
-            if isinstance(pattern, (ast.If, ast.For, ast.While, ast.Try)) and name in ("orelse", "finalbody") and not value:
+            if (
+                isinstance(pattern, (ast.If, ast.For, ast.While, ast.Try))
+                and name in ("orelse", "finalbody")
+                and not value
+            ):
                 continue
-            if (text := difference(value, getattr(found, name, None), f"{where}.{name}" if where else name)) is not None:
+            if (
+                text := difference(value, getattr(found, name, None), f"{where}.{name}" if where else name)
+            ) is not None:
                 return text
         return None
     if isinstance(pattern, list):

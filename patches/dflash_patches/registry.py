@@ -1,4 +1,7 @@
-"""Which sets exist: (release, set name) → :class:`~dflash_deploy.patching.patch.PatchSet`. Ranges of one name never overlap."""
+"""Which sets exist: (release, set name) → :class:`~dflash_deploy.patching.patch.PatchSet`.
+
+Ranges of one name never overlap.
+"""
 
 from __future__ import annotations
 
@@ -44,6 +47,8 @@ def find(version: str, name: str, *, allow_untested: bool = False, package: str 
         return named[-1]
     raise UnsupportedVersion(
         f"no patch set {name} is written for {package} {version}",
-        evidence=[f"{name} supports {package} {each.versions} (tested: {', '.join(each.tested) or 'none'})" for each in named],
-        hint=f"install a supported release, or try --allow-untested: it applies only when every anchor and contract holds on {version}",
+        evidence=[
+            f"{name} supports {package} {each.versions} (tested: {', '.join(each.tested) or 'none'})" for each in named
+        ],
+        hint="install a supported release, or try --allow-untested (only if every anchor and contract holds)",
     )

@@ -1,8 +1,8 @@
-"""The ``cpu`` set: SGLang 0.5.16 served on a CPU, its Triton kernels run by Triton's interpreter (``TRITON_INTERPRET=1``).
+"""The ``cpu`` set: SGLang 0.5.16 on a CPU, its Triton kernels run by Triton's interpreter (``TRITON_INTERPRET=1``).
 
-Without SGLang's own CPU engine (AMX kernels), no platform predicate is true on a CPU, and a few places then assume CUDA. Every change asks for the
-device, so that it does nothing on CUDA; the set is never applied there all the same. Served in float32: the interpreter computes bf16
-attention wrongly.
+Without SGLang's own CPU engine (AMX kernels), no platform predicate is true on a CPU, and a few places then assume
+CUDA. Every change asks for the device, so that it does nothing on CUDA; the set is never applied there all the same.
+Served in float32: the interpreter computes bf16 attention wrongly.
 """
 
 from __future__ import annotations
@@ -15,21 +15,41 @@ DFLASH_ON_CPU = Patch(
     name="cpu-dflash-allowed",
     file="srt/arg_groups/speculative_hook.py",
     why="DFLASH is refused unless the device is CUDA, yet its worker runs on a CPU too",
-    edit=WrapCondition("_handle_dflash", "not server_args.device.startswith('cuda')", "{} and server_args.device != 'cpu'"),
+    edit=WrapCondition(
+        "_handle_dflash", "not server_args.device.startswith('cuda')", "{} and server_args.device != 'cpu'"
+    ),
     contract=(Contract("srt/server_args.py", "ServerArgs", attributes=("device",)),),
     examples=(
         Example(
-            before='def _handle_dflash(server_args):\n    if not server_args.device.startswith("cuda"):\n        raise ValueError("CUDA only")\n',
-            after="def _handle_dflash(server_args):\n"
-            "    if (not server_args.device.startswith('cuda')) and server_args.device != 'cpu':  # dflash-deploy: cpu-dflash-allowed\n"
-            '        raise ValueError("CUDA only")\n',
+            before="""
+                def _handle_dflash(server_args):
+                    if not server_args.device.startswith("cuda"):
+                        raise ValueError("CUDA only")
+            """,
+            after="""
+                def _handle_dflash(server_args):
+                    if (not server_args.device.startswith('cuda')) and server_args.device != 'cpu':  # dflash-deploy: cpu-dflash-allowed
+                        raise ValueError("CUDA only")
+            """,  # noqa: E501
         ),
     ),
     refuses=(
-        Refusal(before="def _handle_dflash(server_args):\n    if server_args.device == 'npu':\n        raise ValueError\n", error="AnchorMissing"),
         Refusal(
-            before="def _handle_dflash(server_args):\n"
-            + 2 * "    if not server_args.device.startswith('cuda'):\n        raise ValueError\n",
+            before="""
+                def _handle_dflash(server_args):
+                    if server_args.device == 'npu':
+                        raise ValueError
+            """,
+            error="AnchorMissing",
+        ),
+        Refusal(
+            before="""
+                def _handle_dflash(server_args):
+                    if not server_args.device.startswith('cuda'):
+                        raise ValueError
+                    if not server_args.device.startswith('cuda'):
+                        raise ValueError
+            """,
             error="AnchorAmbiguous",
         ),
     ),
@@ -39,7 +59,9 @@ ROPE_NATIVE = Patch(
     name="cpu-rope-native",
     file="srt/layers/rotary_embedding/base.py",
     why="a CPU without AMX kernels falls through to an import of vLLM; the native forward suffices",
-    edit=ReplaceExpression("RotaryEmbedding.__init__", "not _is_mps", "not _is_mps and get_server_args().device != 'cpu'"),
+    edit=ReplaceExpression(
+        "RotaryEmbedding.__init__", "not _is_mps", "not _is_mps and get_server_args().device != 'cpu'"
+    ),
     contract=(
         Contract("srt/layers/rotary_embedding/base.py", "RotaryEmbedding.forward_native"),
         Contract("srt/runtime_context.py", "get_server_args", params=()),
@@ -47,33 +69,85 @@ ROPE_NATIVE = Patch(
     ),
     examples=(
         Example(
-            before="from a import get_server_args\n\n\nclass RotaryEmbedding:\n    def __init__(self):\n        if (\n            not (_is_cuda)\n"
-            "            and not (_is_mps)\n        ):\n            import vllm\n\n\n_is_mps = False\n",
-            after="from a import get_server_args\n\n\nclass RotaryEmbedding:\n    def __init__(self):\n        if (\n            not (_is_cuda)\n"
-            "            and (not _is_mps and get_server_args().device != 'cpu')\n        ):  # dflash-deploy: cpu-rope-native\n            import vllm\n\n\n"
-            "_is_mps = False\n",
+            before="""
+                from a import get_server_args
+
+
+                class RotaryEmbedding:
+                    def __init__(self):
+                        if (
+                            not (_is_cuda)
+                            and not (_is_mps)
+                        ):
+                            import vllm
+
+
+                _is_mps = False
+            """,
+            after="""
+                from a import get_server_args
+
+
+                class RotaryEmbedding:
+                    def __init__(self):
+                        if (
+                            not (_is_cuda)
+                            and (not _is_mps and get_server_args().device != 'cpu')
+                        ):  # dflash-deploy: cpu-rope-native
+                            import vllm
+
+
+                _is_mps = False
+            """,
         ),
     ),
-    refuses=(Refusal(before="class RotaryEmbedding:\n    def __init__(self):\n        if not _is_cuda:\n            import vllm\n", error="AnchorMissing"),),
+    refuses=(
+        Refusal(
+            before="""
+                class RotaryEmbedding:
+                    def __init__(self):
+                        if not _is_cuda:
+                            import vllm
+            """,
+            error="AnchorMissing",
+        ),
+    ),
 )
 
 RELAY_STREAM = Patch(
     name="cpu-relay-record-stream",
     file="srt/managers/overlap_utils.py",
     why="Tensor.record_stream raises on CPU tensors, which need no stream bookkeeping",
-    edit=GuardStatement("FutureMap._resolve_spec_extras", Stmt("indices.record_stream(...)"), "indices.device.type != 'cpu'"),
+    edit=GuardStatement(
+        "FutureMap._resolve_spec_extras", Stmt("indices.record_stream(...)"), "indices.device.type != 'cpu'"
+    ),
     examples=(
         Example(
-            before="class FutureMap:\n    def _resolve_spec_extras(self, batch):\n        indices = batch.indices\n"
-            "        # a comment\n        indices.record_stream(current())\n",
-            after="class FutureMap:\n    def _resolve_spec_extras(self, batch):\n        indices = batch.indices\n"
-            "        # a comment\n        if indices.device.type != 'cpu':  # dflash-deploy: cpu-relay-record-stream\n"
-            "            indices.record_stream(current())\n",
+            before="""
+                class FutureMap:
+                    def _resolve_spec_extras(self, batch):
+                        indices = batch.indices
+                        # a comment
+                        indices.record_stream(current())
+            """,
+            after="""
+                class FutureMap:
+                    def _resolve_spec_extras(self, batch):
+                        indices = batch.indices
+                        # a comment
+                        if indices.device.type != 'cpu':  # dflash-deploy: cpu-relay-record-stream
+                            indices.record_stream(current())
+            """,
         ),
     ),
     refuses=(
         Refusal(
-            before="class FutureMap:\n    def _resolve_spec_extras(self, batch):\n        rows = batch.indices\n        rows.record_stream(current())\n",
+            before="""
+                class FutureMap:
+                    def _resolve_spec_extras(self, batch):
+                        rows = batch.indices
+                        rows.record_stream(current())
+            """,
             error="AnchorMissing",
         ),
     ),
@@ -84,19 +158,37 @@ WORKER_STREAM = Patch(
     file="srt/speculative/dflash_worker_v2.py",
     why="Tensor.record_stream raises on CPU tensors, which need no stream bookkeeping",
     edit=GuardStatement(
-        "DFlashWorkerV2.forward_batch_generation", Stmt("batch.seq_lens.record_stream(...)"), "batch.seq_lens.device.type != 'cpu'"
+        "DFlashWorkerV2.forward_batch_generation",
+        Stmt("batch.seq_lens.record_stream(...)"),
+        "batch.seq_lens.device.type != 'cpu'",
     ),
     examples=(
         Example(
-            before="class DFlashWorkerV2:\n    def forward_batch_generation(self, batch):\n        batch.seq_lens.record_stream(\n            current()\n        )\n",
-            after="class DFlashWorkerV2:\n    def forward_batch_generation(self, batch):\n"
-            "        if batch.seq_lens.device.type != 'cpu':  # dflash-deploy: cpu-worker-record-stream\n"
-            "            batch.seq_lens.record_stream(\n                current()\n            )\n",
+            before="""
+                class DFlashWorkerV2:
+                    def forward_batch_generation(self, batch):
+                        batch.seq_lens.record_stream(
+                            current()
+                        )
+            """,
+            after="""
+                class DFlashWorkerV2:
+                    def forward_batch_generation(self, batch):
+                        if batch.seq_lens.device.type != 'cpu':  # dflash-deploy: cpu-worker-record-stream
+                            batch.seq_lens.record_stream(
+                                current()
+                            )
+            """,
         ),
     ),
     refuses=(
         Refusal(
-            before="class DFlashWorkerV2:\n    def forward_batch_generation(self, batch):\n        return None\n        batch.seq_lens.record_stream(s)\n",
+            before="""
+                class DFlashWorkerV2:
+                    def forward_batch_generation(self, batch):
+                        return None
+                        batch.seq_lens.record_stream(s)
+            """,
             error="ContractBroken",
         ),
     ),
@@ -111,16 +203,38 @@ WORKER_TRITON = Patch(
         "supports_gpu_triton = supports_gpu_triton or self.device == 'cpu'\n",
         at=After(Assign("supports_gpu_triton")),
     ),
-    contract=(Contract("srt/speculative/dflash_worker_v2.py", "DFlashWorkerV2", attributes=("device", "_use_triton_prepare_block")),),
-    examples=(
-        Example(
-            before="class DFlashWorkerV2:\n    def __init__(self):\n        supports_gpu_triton = is_cuda() or is_hip()\n        self.x = supports_gpu_triton\n",
-            after="class DFlashWorkerV2:\n    def __init__(self):\n        supports_gpu_triton = is_cuda() or is_hip()\n"
-            "        supports_gpu_triton = supports_gpu_triton or self.device == 'cpu'  # dflash-deploy: cpu-worker-triton\n"
-            "        self.x = supports_gpu_triton\n",
+    contract=(
+        Contract(
+            "srt/speculative/dflash_worker_v2.py", "DFlashWorkerV2", attributes=("device", "_use_triton_prepare_block")
         ),
     ),
-    refuses=(Refusal(before="class DFlashWorkerV2:\n    def __init__(self):\n        triton = is_cuda()\n", error="AnchorMissing"),),
+    examples=(
+        Example(
+            before="""
+                class DFlashWorkerV2:
+                    def __init__(self):
+                        supports_gpu_triton = is_cuda() or is_hip()
+                        self.x = supports_gpu_triton
+            """,
+            after="""
+                class DFlashWorkerV2:
+                    def __init__(self):
+                        supports_gpu_triton = is_cuda() or is_hip()
+                        supports_gpu_triton = supports_gpu_triton or self.device == 'cpu'  # dflash-deploy: cpu-worker-triton
+                        self.x = supports_gpu_triton
+            """,  # noqa: E501
+        ),
+    ),
+    refuses=(
+        Refusal(
+            before="""
+                class DFlashWorkerV2:
+                    def __init__(self):
+                        triton = is_cuda()
+            """,
+            error="AnchorMissing",
+        ),
+    ),
 )
 
 CACHE_LOCS = Patch(
@@ -134,16 +248,39 @@ CACHE_LOCS = Patch(
     ),
     examples=(
         Example(
-            before="def assign_extend_cache_locs_func(req_to_token):\n    if _is_cuda or _is_hip or _is_musa or _is_xpu:\n        return 1\n\n\n_is_cpu = _is_cuda = _is_hip = _is_musa = _is_xpu = False\n",
-            after="def assign_extend_cache_locs_func(req_to_token):\n"
-            "    if (_is_cuda or _is_hip or _is_musa or _is_xpu) or (not _is_cpu and req_to_token.device.type == 'cpu'):"
-            "  # dflash-deploy: cpu-cache-locs\n        return 1\n\n\n_is_cpu = _is_cuda = _is_hip = _is_musa = _is_xpu = False\n",
+            before="""
+                def assign_extend_cache_locs_func(req_to_token):
+                    if _is_cuda or _is_hip or _is_musa or _is_xpu:
+                        return 1
+
+
+                _is_cpu = _is_cuda = _is_hip = _is_musa = _is_xpu = False
+            """,
+            after="""
+                def assign_extend_cache_locs_func(req_to_token):
+                    if (_is_cuda or _is_hip or _is_musa or _is_xpu) or (not _is_cpu and req_to_token.device.type == 'cpu'):  # dflash-deploy: cpu-cache-locs
+                        return 1
+
+
+                _is_cpu = _is_cuda = _is_hip = _is_musa = _is_xpu = False
+            """,  # noqa: E501
         ),
     ),
     refuses=(
-        Refusal(before="def assign_extend_cache_locs_func(req_to_token):\n    if _is_cuda or _is_hip:\n        return 1\n", error="AnchorMissing"),
         Refusal(
-            before="def assign_extend_cache_locs_func(table):\n    if _is_cuda or _is_hip or _is_musa or _is_xpu:\n        return 1\n",
+            before="""
+                def assign_extend_cache_locs_func(req_to_token):
+                    if _is_cuda or _is_hip:
+                        return 1
+            """,
+            error="AnchorMissing",
+        ),
+        Refusal(
+            before="""
+                def assign_extend_cache_locs_func(table):
+                    if _is_cuda or _is_hip or _is_musa or _is_xpu:
+                        return 1
+            """,
             error="ContractBroken",
         ),
     ),
@@ -156,19 +293,38 @@ INPUT_EMBEDS = Patch(
     edit=ReplaceExpression(
         "ModelRunner._extend_forward_kwargs",
         "forward_batch.input_embeds.bfloat16()",
-        "forward_batch.input_embeds.to(self.dtype) if self.device == 'cpu' else forward_batch.input_embeds.bfloat16()",
+        "forward_batch.input_embeds.to(self.dtype if self.device == 'cpu' else torch.bfloat16)",
     ),
     contract=(Contract("srt/model_executor/model_runner.py", "ModelRunner", attributes=("device", "dtype")),),
     examples=(
         Example(
-            before="class ModelRunner:\n    def _extend_forward_kwargs(self, forward_batch):\n        x = forward_batch.input_embeds.bfloat16()\n",
-            after="class ModelRunner:\n    def _extend_forward_kwargs(self, forward_batch):\n"
-            "        x = forward_batch.input_embeds.to(self.dtype) if self.device == 'cpu' else forward_batch.input_embeds.bfloat16()"
-            "  # dflash-deploy: cpu-input-embeds-dtype\n",
+            before="""
+                import torch
+
+                class ModelRunner:
+                    def _extend_forward_kwargs(self, forward_batch):
+                        x = forward_batch.input_embeds.bfloat16()
+            """,
+            after="""
+                import torch
+
+                class ModelRunner:
+                    def _extend_forward_kwargs(self, forward_batch):
+                        x = forward_batch.input_embeds.to(self.dtype if self.device == 'cpu' else torch.bfloat16)  # dflash-deploy: cpu-input-embeds-dtype
+            """,  # noqa: E501
         ),
     ),
     refuses=(
-        Refusal(before="class ModelRunner:\n    def _extend_forward_kwargs(self, forward_batch):\n        x = forward_batch.input_embeds\n", error="AnchorMissing"),
+        Refusal(
+            before="""
+                import torch
+
+                class ModelRunner:
+                    def _extend_forward_kwargs(self, forward_batch):
+                        x = forward_batch.input_embeds
+            """,
+            error="AnchorMissing",
+        ),
     ),
 )
 

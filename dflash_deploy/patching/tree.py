@@ -1,0 +1,252 @@
+"""A package's tree on a host: inspect, apply, revert. One round trip to read, one to write; all or nothing.
+
+The target's Python runs :mod:`dflash_deploy.patching.agent`; libcst and the sets stay on this side.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import json
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Protocol
+
+from dflash_deploy import errors
+from dflash_deploy.errors import CommandFailed, DflashError, UnreadableFact
+from dflash_deploy.model import Result, Status, StepOutcome
+from dflash_deploy.patching import manifest
+from dflash_deploy.patching.judge import Change, TreeFacts, TreeState, check_sets, judge, reversal
+from dflash_deploy.patching.patch import PatchSet
+
+BOOT = (
+    "import sys; n = int(sys.stdin.buffer.readline()); "
+    "exec(compile(sys.stdin.buffer.read(n), '<dflash-deploy agent>', 'exec'))"
+)
+
+
+class TreeHost(Protocol):
+    """The part of a host that is needed here."""
+
+    name: str
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        input: bytes | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout_s: float = 60.0,
+    ) -> Result:
+        """See :class:`dflash_deploy.host.base.Host`."""
+        ...
+
+
+@functools.cache
+def _agent() -> bytes:
+    return Path(__file__).with_name("agent.py").read_bytes()
+
+
+def _tool_version() -> str:
+    try:
+        return metadata.version("dflash-deploy")
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def ask(host: TreeHost, path: str, request: Mapping[str, Any], *, timeout_s: float = 300.0) -> dict[str, Any]:
+    """Run one request of the agent, with the environment's own Python where ``path`` leads to one.
+
+    Raises:
+        DflashError: of the kind that the agent names.
+    """
+    folders = (path, f"{path}/../../..", f"{path}/../../../..")
+    tries = " ".join(shlex.quote(f"{folder}/bin/python") for folder in folders)
+    script = f'for p in {tries}; do [ -x "$p" ] && exec "$p" -I -c "$1"; done; exec python3 -I -c "$1"'
+    agent = _agent()
+    data = str(len(agent)).encode() + b"\n" + agent + json.dumps(request).encode()
+    result = host.run(["/bin/sh", "-c", script, "sh", BOOT], input=data, timeout_s=timeout_s)
+    try:
+        answer: dict[str, Any] = json.loads(result.stdout)
+    except ValueError:
+        raise CommandFailed(
+            f"{host.name}: the patch agent ended without an answer (exit {result.exit_code})",
+            evidence=result.err.splitlines()[-6:],
+            hint="run the same command again: an interrupted change is carried to its end",
+        ) from None
+    if not answer.get("ok"):
+        kind = getattr(errors, str(answer.get("kind")), CommandFailed)
+        assert issubclass(kind, DflashError)
+        raise kind(f"{host.name}: {answer.get('message')}", evidence=answer.get("evidence", ()))
+    return answer
+
+
+def read(host: TreeHost, path: str, package: str, files: Sequence[str] = (), payload: Sequence[str] = ()) -> TreeFacts:
+    """Read the tree's facts in one round trip.
+
+    Args:
+        path: the package's folder, the folder that holds it, or a virtual environment.
+        files: paths relative to the package; those in a manifest come in any case.
+        payload: paths relative to the site folder.
+    """
+    request = {"op": "examine", "path": path, "package": package, "files": list(files), "payload": list(payload)}
+    answer = ask(host, path, request)
+    try:
+        journal = answer["journal"]
+        return TreeFacts(
+            site=answer["site"],
+            package=package,
+            version=answer["version"],
+            files={name: _decoded(data) for name, data in answer["files"].items()},
+            record=answer["record"],
+            links=answer["links"],
+            manifest=manifest.parse(answer["manifest"]),
+            pristine={name: data for name, text in answer["pristine"].items() if (data := _decoded(text)) is not None},
+            interrupted=journal["op"] if journal else "",
+            checkout=answer["checkout"] or "",
+            gpu=bool(answer["gpu"]),
+        )
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise UnreadableFact(f"{host.name}: the patch agent's answer cannot be read", evidence=repr(error)) from error
+
+
+def _decoded(text: str | None) -> bytes | None:
+    return None if text is None else base64.b64decode(text)
+
+
+def load_payload(folder: Path) -> dict[str, bytes]:
+    """Files of a payload package on this side, by path relative to the site folder; no bytecode."""
+    return {
+        f"{folder.name}/{path.relative_to(folder).as_posix()}": path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and "__pycache__" not in path.parts and path.suffix not in (".pyc", ".pyo")
+    }
+
+
+def inspect(
+    host: TreeHost,
+    site_packages: str,
+    sets: Sequence[PatchSet],
+    *,
+    package: str = "sglang",
+    payload: Path | None = None,
+    allow_dirty: bool = False,
+    allow_untested: bool = False,
+    device: str | None = None,
+) -> TreeState:
+    """Where the tree stands against ``sets``. Changes nothing; obstacles are in the state.
+
+    Args:
+        payload: folder of the payload package on this side, brought when a set imports it.
+        device: ``cuda`` or ``cpu`` where the caller knows; else the target's device files decide.
+
+    Raises:
+        Incompatible: a set is not for this host's device.
+    """
+    bring = load_payload(payload) if payload is not None and any(s.payload for s in sets) else {}
+    files = sorted({file for each in sets for file in each.files})
+    facts = read(host, site_packages, package, files, sorted(bring))
+    check_sets(sets, gpu=facts.gpu if device is None else device == "cuda")
+    return judge(facts, sets, bring, allow_dirty=allow_dirty, allow_untested=allow_untested, tool=_tool_version())
+
+
+def recover(host: TreeHost, facts: TreeFacts) -> StepOutcome | None:
+    """Carry an interrupted change to its end; None when there was none."""
+    if not facts.interrupted:
+        return None
+    answer = ask(host, facts.site, {"op": "finish", "site": facts.site})
+    return StepOutcome(
+        "recover", Status.CHANGED, f"completed the interrupted {answer['finished'] or facts.interrupted}"
+    )
+
+
+def apply(
+    host: TreeHost,
+    site_packages: str,
+    sets: Sequence[PatchSet],
+    *,
+    package: str = "sglang",
+    payload: Path | None = None,
+    allow_dirty: bool = False,
+    allow_untested: bool = False,
+    device: str | None = None,
+) -> list[StepOutcome]:
+    """Bring the tree to exactly ``sets``; others that were applied are taken out. Nothing to do: one outcome, ``ok``.
+
+    Raises:
+        PatchError, HostChanged, Incompatible: nothing was changed.
+    """
+
+    def look() -> TreeState:
+        return inspect(
+            host,
+            site_packages,
+            sets,
+            package=package,
+            payload=payload,
+            allow_dirty=allow_dirty,
+            allow_untested=allow_untested,
+            device=device,
+        )
+
+    began = time.monotonic()
+    outcomes = []
+    state = look()
+    if (outcome := recover(host, state.facts)) is not None:
+        outcomes.append(outcome)
+        state = look()
+    state.check()
+    names = ", ".join(s.name for s in sets) or "none"
+    if not state.changes:
+        return [*outcomes, StepOutcome("patch", Status.OK, f"{names}: nothing to do", time.monotonic() - began)]
+    assert state.manifest is not None
+    _commit(host, state.facts, "apply", state.changes, state.manifest)
+    detail = f"{names}: {len(state.changes)} files"
+    return [*outcomes, StepOutcome("patch", Status.CHANGED, detail, time.monotonic() - began, state.as_dict())]
+
+
+def revert(host: TreeHost, site_packages: str, *, package: str = "sglang") -> list[StepOutcome]:
+    """Restore every pristine byte and remove what was brought; needs only the manifest and the stored bytes.
+
+    Raises:
+        ForeignEdit: nothing was changed.
+    """
+    began = time.monotonic()
+    outcomes = []
+    facts = read(host, site_packages, package)
+    if (outcome := recover(host, facts)) is not None:
+        outcomes.append(outcome)
+        facts = read(host, site_packages, package)
+    if facts.manifest is None:
+        return [*outcomes, StepOutcome("revert", Status.OK, "nothing is applied", time.monotonic() - began)]
+    changes = reversal(facts)
+    _commit(host, facts, "revert", changes, None)
+    detail = f"{len(changes)} files restored or removed"
+    return [*outcomes, StepOutcome("revert", Status.CHANGED, detail, time.monotonic() - began)]
+
+
+def _commit(
+    host: TreeHost, facts: TreeFacts, op: str, changes: Sequence[Change], after: manifest.Manifest | None
+) -> None:
+    request = {
+        "op": op,
+        "site": facts.site,
+        "files": [
+            {
+                "path": change.path,
+                "before": change.before_sha256,
+                "after": change.after_sha256,
+                "data": None if change.after is None else base64.b64encode(change.after).decode(),
+            }
+            for change in changes
+        ],
+        "manifest": None if after is None else after.as_dict(),
+    }
+    answer = ask(host, facts.site, request)
+    if answer.get("again"):
+        raise errors.HostChanged(
+            f"{host.name}: another run left a change unfinished; it was completed", hint="run again"
+        )
