@@ -52,7 +52,9 @@ class Journal:
         """Append one line. A journal that cannot be written (a full disk) stops nothing."""
         entry = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "event": event, **data}
         script = 'mkdir -p "$(dirname "$1")" && cat >> "$1"'
-        self.host.run(["/bin/sh", "-c", script, "sh", self.path], input=json.dumps(entry).encode() + b"\n", timeout_s=30)
+        self.host.run(
+            ["/bin/sh", "-c", script, "sh", self.path], input=json.dumps(entry).encode() + b"\n", timeout_s=30
+        )
 
 
 def title_of(step: Step) -> str:
@@ -135,7 +137,9 @@ def _perform(step: Step, host: Host, say: Callable[[str], None]) -> StepOutcome:
                 )
         host.write(step.path, step.data, mode=step.mode)
     elif isinstance(step, CopyTree):
-        host.copy_tree(step.source, step.target, on_progress=lambda done, total: say(f"{done >> 10} of {total >> 10} KiB"))
+        host.copy_tree(
+            step.source, step.target, on_progress=lambda done, total: say(f"{done >> 10} of {total >> 10} KiB")
+        )
     else:
         result = host.run(["rm", "-rf", "--", step.path], timeout_s=600)
         if not result.ok:
@@ -227,7 +231,9 @@ def lock(
                 hint="wait for it, or --break-lock when that run is surely gone",
             )
         if on_notice is not None:
-            on_notice(f"taking over the lock of {holder.get('user', '?')} ({holder.get('what', '?')}): {why or '--break-lock'}")
+            on_notice(
+                f"taking over the lock of {holder.get('user', '?')} ({holder.get('what', '?')}): {why or '--break-lock'}"
+            )
         # Moved aside by rename before it is removed: of two that take over, one wins.
         aside = f"{folder}.stale-{os.getpid()}-{time.time_ns()}"
         host.run(["/bin/sh", "-c", 'mv "$1" "$2" && rm -rf "$2"', "sh", folder, aside], timeout_s=30)

@@ -204,7 +204,9 @@ def effective(
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", service):
         problems.append(f"service {service!r}: letters, digits, dot, dash and underscore")
     problems += [f"env {key!r}: not a variable name" for key in env if not re.fullmatch(r"[A-Za-z_]\w*", key)]
-    problems += [f"env {key}: a line break in its value" for key, value in env.items() if "\n" in value or "\0" in value]
+    problems += [
+        f"env {key}: a line break in its value" for key, value in env.items() if "\n" in value or "\0" in value
+    ]
     if mode not in ("auto", *Mode):
         problems.append(f"mode {mode!r}: auto, {', '.join(Mode)}")
     for key, path in (("root", root), ("venv", venv)):

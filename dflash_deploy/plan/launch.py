@@ -1,0 +1,195 @@
+"""Settings → the service's files and the steps that bring them to the host. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import posixpath
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import jinja2
+
+from dflash_deploy.facts import Facts
+from dflash_deploy.model import Plan, Run, Step, WriteFile
+from dflash_deploy.settings import Mode, Settings
+
+GRACE_S = 30
+"""Seconds that the server gets to end by itself."""
+LOGS_KEPT = 5
+LOG_MIB = 64
+
+
+@dataclass(frozen=True)
+class ServiceFiles:
+    """The rendered files and what stands for all of them."""
+
+    unit: bytes
+    """Empty without systemd."""
+    env: bytes
+    runner: bytes
+    fingerprint: str
+    """Changes whenever a running service would have to be restarted."""
+    argv: tuple[str, ...]
+    """How the runner is started."""
+
+
+@dataclass(frozen=True)
+class Present:
+    """What planners need to know of the host."""
+
+    digests: Mapping[str, str]
+    """Path → sha256, ``""`` when absent, of :func:`paths`."""
+    enabled: bool = False
+    running: bool = False
+    running_fingerprint: str = ""
+
+
+def unit_path(settings: Settings, facts: Facts) -> str:
+    """Where systemd looks for the unit; ``""`` for the supervisor."""
+    if settings.mode == Mode.SYSTEM:
+        return f"/etc/systemd/system/{settings.service}.service"
+    if settings.mode == Mode.USER:
+        return posixpath.join(facts.home, ".config", "systemd", "user", f"{settings.service}.service")
+    return ""
+
+
+def paths(settings: Settings, facts: Facts) -> list[str]:
+    """Files whose digests :class:`Present` must hold."""
+    unit = unit_path(settings, facts)
+    return [settings.env_file, settings.runner, *([settings.staged_unit, unit] if unit else [])]
+
+
+def systemctl(settings: Settings, facts: Facts, *words: str) -> tuple[str, ...]:
+    """A systemctl command for the service's manager, through sudo where that is needed."""
+    if settings.mode == Mode.USER:
+        # A command without a login session does not know where its own manager listens.
+        return ("env", f"XDG_RUNTIME_DIR=/run/user/{facts.uid}", "systemctl", "--user", *words)
+    return (*sudo(facts), "systemctl", *words)
+
+
+def sudo(facts: Facts) -> tuple[str, ...]:
+    """``sudo -n`` unless this is root."""
+    return () if facts.uid == 0 else ("sudo", "-n")
+
+
+def render(settings: Settings, facts: Facts, templates: Path, content: Sequence[str]) -> ServiceFiles:
+    """The service's files.
+
+    Args:
+        content: digests of what the server is made of and that no path shows: the venv's stamp, the patched tree, the models.
+    """
+    jinja = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(templates), undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True,
+        autoescape=False,
+    )  # fmt: skip
+    jinja.filters.update(exec=exec_line, quoted=env_quoted, path=unit_escaped)
+    runner = (templates / "serve.py").read_bytes()
+    env = jinja.get_template("service.env.j2").render(env=settings.environment()).encode()
+    server = settings.server_argv()
+    fingerprint = hashlib.sha256(
+        repr((env, runner, server, settings.mode, settings.root, tuple(content))).encode()
+    ).hexdigest()[:16]
+    argv = (
+        settings.python, settings.runner, "run" if settings.mode != Mode.SUPERVISOR else "start",
+        "--state", settings.state_file, "--log", settings.log_file, "--keep", str(LOGS_KEPT), "--max-mib", str(LOG_MIB),
+        "--grace", str(GRACE_S), "--cwd", settings.service_dir, "--fingerprint", fingerprint,
+        *(("--env-file", settings.env_file) if settings.mode == Mode.SUPERVISOR else ()),
+        "--", *server,
+    )  # fmt: skip
+    unit = b""
+    if settings.mode != Mode.SUPERVISOR:
+        user = facts.user if settings.mode == Mode.SYSTEM and facts.uid != 0 else ""
+        unit = jinja.get_template("service.unit.j2").render(
+            settings=settings, argv=argv, user=user, mode=str(settings.mode), grace_s=GRACE_S
+        ).encode()  # fmt: skip
+    return ServiceFiles(unit, env, runner, fingerprint, argv)
+
+
+def plan_launch(settings: Settings, facts: Facts, files: ServiceFiles, present: Present) -> Plan:
+    """Steps that end with the service running as rendered. Nothing when it runs so already."""
+    steps: list[Step] = []
+    wanted = [(settings.env_file, files.env, 0o600), (settings.runner, files.runner, 0o644)]
+    unit = unit_path(settings, facts)
+    if unit:
+        # A system unit goes through a copy of ours, because writing to /etc may take sudo.
+        wanted.append((settings.staged_unit if settings.mode == Mode.SYSTEM else unit, files.unit, 0o644))
+    for path, data, mode in wanted:
+        before = present.digests.get(path, "")
+        if before != hashlib.sha256(data).hexdigest():
+            steps.append(WriteFile(path, data, mode, before, title=f"write {posixpath.basename(path)}"))
+    if unit and present.digests.get(unit, "") != hashlib.sha256(files.unit).hexdigest():
+        if settings.mode == Mode.SYSTEM:
+            install = (*sudo(facts), "install", "-m", "0644", "-o", "root", "-g", "root", settings.staged_unit, unit)
+            steps.append(Run(install, title=f"install {unit}", timeout_s=60))
+        steps.append(Run(systemctl(settings, facts, "daemon-reload"), title="reload systemd", timeout_s=120))
+    service = f"{settings.service}.service"
+    if unit and not present.enabled:
+        steps.append(
+            Run(systemctl(settings, facts, "enable", service), title="enable the service at boot", timeout_s=120)
+        )
+    current = present.running and present.running_fingerprint == files.fingerprint
+    if not current:
+        steps += start_steps(settings, facts, files, running=present.running)
+    if not steps:
+        return Plan("launch", (), "the service runs as planned")
+    reason = "the service runs and is brought up to date" if present.running else "the service does not run"
+    if current:
+        reason = "the service runs as planned; files around it are mended"
+    return Plan("launch", tuple(steps), reason)
+
+
+def start_steps(settings: Settings, facts: Facts, files: ServiceFiles, *, running: bool) -> list[Step]:
+    """End what runs of this service and start it anew."""
+    verb = "restart" if running else "start"
+    if settings.mode == Mode.SUPERVISOR:
+        return [*stop_steps(settings, facts), Run(files.argv, title=f"{verb} the service", timeout_s=60)]
+    service = f"{settings.service}.service"
+    return [
+        # Earlier failures count against the start limit.
+        Run(
+            systemctl(settings, facts, "reset-failed", service),
+            title="forget earlier failures",
+            ok_exits=(0, 1),
+            timeout_s=60,
+        ),
+        Run(systemctl(settings, facts, "restart", service), title=f"{verb} the service", timeout_s=GRACE_S + 90),
+    ]
+
+
+def stop_steps(settings: Settings, facts: Facts) -> list[Step]:
+    """End exactly what was started, and keep it from starting at boot."""
+    if settings.mode == Mode.SUPERVISOR:
+        stop = (settings.python, settings.runner, "stop", "--state", settings.state_file, "--grace", str(GRACE_S))
+        return [Run(stop, title="end the service", timeout_s=GRACE_S * 2 + 60)]
+    service = f"{settings.service}.service"
+    return [
+        Run(
+            systemctl(settings, facts, "disable", "--now", service),
+            title="end and disable the service",
+            timeout_s=GRACE_S + 90,
+        )
+    ]
+
+
+def unit_escaped(text: str) -> str:
+    """``%`` is a specifier in units."""
+    return text.replace("%", "%%")
+
+
+def exec_line(argv: Sequence[str]) -> str:
+    """An argument vector as systemd reads it: quoted words, ``%`` and ``$`` doubled, line breaks escaped."""
+    return " ".join(_exec_word(word) for word in argv)
+
+
+def _exec_word(word: str) -> str:
+    word = word.replace("\\", "\\\\").replace("%", "%%").replace("$", "$$").replace("\n", "\\n").replace('"', '\\"')
+    plain = word and all(ch.isalnum() or ch in "-_./:=,@+%$" for ch in word)
+    return word if plain else f'"{word}"'
+
+
+def env_quoted(value: str) -> str:
+    """A value as EnvironmentFile reads it: in double quotes, with ``"``, ``\\``, ``$`` and backtick escaped."""
+    for char in '\\"$`':
+        value = value.replace(char, "\\" + char)
+    return f'"{value}"'

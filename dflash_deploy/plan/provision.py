@@ -1,0 +1,303 @@
+"""Facts and a stack → the steps that make the deployment's venv and its models. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import posixpath
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from dflash_deploy.audit.stacks import Stack
+from dflash_deploy.errors import Incompatible, UsageError
+from dflash_deploy.facts import Facts
+from dflash_deploy.model import CopyTree, Plan, Remove, Run, Step, WriteFile
+from dflash_deploy.settings import Settings
+
+INSTALL_TIMEOUT_S = 3 * 3600.0
+IMPORT_TIMEOUT_S = 600.0
+SPARE_MIB = 512
+"""Room left for logs and temporary files."""
+
+INSPECT = """
+import glob, json, os, sys
+found = {}
+for path in glob.glob(os.path.join(sys.prefix, "lib", "python*", "site-packages", "*.dist-info", "METADATA")):
+    # The installer writes RECORD last: without it the package is half there.
+    if not os.path.exists(os.path.join(os.path.dirname(path), "RECORD")):
+        continue
+    name = version = None
+    with open(path, encoding="utf-8", errors="replace") as file:
+        for line in file:
+            if line.startswith("Name:"): name = line[5:].strip()
+            if line.startswith("Version:"): version = line[8:].strip()
+            if not line.strip(): break
+    if name and version: found[name] = version
+print(json.dumps({"python": list(sys.version_info[:3]), "venv": sys.prefix != sys.base_prefix, "packages": found}))
+"""
+"""Runs in the venv's Python and prints what :class:`VenvState` holds; reads file names and headers, imports nothing."""
+
+IMPORT_TEST = """
+import importlib, sys
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+print("imported", *sys.argv[1:])
+"""
+
+
+@dataclass(frozen=True)
+class VenvState:
+    """What stands at the venv's path."""
+
+    exists: bool = False
+    """There is something at the path."""
+    python: tuple[int, int, int] | None = None
+    """None: no interpreter there that starts."""
+    packages: Mapping[str, str] = field(default_factory=dict)
+    """Normalized name → version, whole installations only."""
+    stamp: str = ""
+    """Digest of the pins that were installed to the end; ``""``: no finished installation."""
+
+    @classmethod
+    def of(cls, exists: bool, inspected: str, stamp: bytes | None) -> VenvState:
+        """From the output of :data:`INSPECT` and the stamp file's bytes."""
+        try:
+            raw = json.loads(inspected)
+            python = tuple(raw["python"])
+            packages = {canonicalize_name(name): version for name, version in raw["packages"].items()}
+        except (ValueError, KeyError, TypeError):
+            return cls(exists=exists)
+        try:
+            pins = str(json.loads(stamp or b"{}").get("pins", ""))
+        except (ValueError, AttributeError):
+            pins = ""
+        return cls(exists, (python[0], python[1], python[2]), packages, pins)
+
+
+@dataclass(frozen=True)
+class ModelState:
+    """Where a model's folder was found."""
+
+    on_host: bool = False
+    local: str = ""
+    """A folder of that name on this side, to be uploaded."""
+
+
+def pins_digest(stack: Stack) -> str:
+    """One digest of everything that decides the venv's content."""
+    text = json.dumps([stack.name, stack.torch, stack.torch_variant, sorted(stack.requirements), sorted(stack.no_deps)])
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def unmet(stack: Stack, packages: Mapping[str, str]) -> list[str]:
+    """Requirements of the stack that the packages do not meet, as ``name==1 (found 2)``."""
+    missing = []
+    for text in (*stack.requirements, *stack.no_deps):
+        wanted = Requirement(text)
+        found = packages.get(canonicalize_name(wanted.name))
+        if found is None:
+            missing.append(f"{text} (absent)")
+        elif not wanted.specifier.contains(found, prereleases=True):
+            missing.append(f"{text} (found {found})")
+    return missing
+
+
+def plan_provision(settings: Settings, facts: Facts, venv: VenvState) -> Plan:
+    """Steps that bring the venv to the stack; none when its stamp and its packages say that it is there.
+
+    Raises:
+        Incompatible: no Python that fits and no uv, or not enough disk space; every reason at once.
+        UsageError: something that is no venv stands at the venv's path, outside the deployment's root.
+    """
+    stack = settings.stack
+    missing = unmet(stack, venv.packages)
+    wanted = pins_digest(stack)
+    low, high = stack.python
+    fits = venv.python is not None and low <= venv.python[:2] <= high
+    if fits and venv.stamp == wanted and not missing:
+        return Plan("provision", (), f"{stack.name} is installed in {settings.venv}")
+    problems = []
+    steps: list[Step] = []
+    if not fits:
+        if venv.exists:
+            if not posixpath.normpath(settings.venv).startswith(posixpath.normpath(settings.root) + "/"):
+                raise UsageError(
+                    f"{settings.venv} is there and holds no Python {_span(stack)} that starts",
+                    hint="name another folder with --venv, or move this one away",
+                )
+            steps.append(Remove(settings.venv, title=f"remove the venv that no longer works ({settings.venv})"))
+        command, env = _make_venv(settings, facts)
+        if not command:
+            seen = ", ".join(".".join(map(str, python.version)) for python in facts.pythons) or "none"
+            problems.append(f"needs Python {_span(stack)} with its venv module, or uv; the host has {seen}")
+        else:
+            steps.append(Run(command, title=f"make the venv {settings.venv}", env=env, timeout_s=600))
+    need = _space(stack, missing)
+    free = _free(facts, settings.venv)
+    if free is not None and need and free < need + SPARE_MIB:
+        problems.append(f"needs {need + SPARE_MIB} MiB at {settings.venv}, {free} MiB are free")
+    if problems:
+        raise Incompatible(
+            f"{stack.name} cannot be installed on {settings.host}",
+            evidence=problems,
+            hint="install Python's venv module (Debian: python3-venv) or uv, free disk space, or choose another --root",
+        )
+    steps += _install(settings, facts, bool(facts.uv))
+    steps.append(verify_imports(settings))
+    stamp = {"stack": stack.name, "pins": wanted}
+    steps.append(
+        WriteFile(settings.stamp, json.dumps(stamp, indent=1).encode() + b"\n", title="note that the venv is complete")
+    )
+    if not venv.exists:
+        reason = f"no venv at {settings.venv} yet"
+    elif not venv.stamp:
+        reason = "an installation was begun and not finished: it goes on"
+    elif venv.stamp != wanted:
+        reason = "the stack's pins have changed"
+    elif not fits:
+        reason = "the venv's Python does not start or does not fit"
+    else:
+        reason = "packages are missing or differ: " + ", ".join(missing[:6])
+    return Plan("provision", tuple(steps), reason)
+
+
+def plan_models(settings: Settings, states: Mapping[str, ModelState], pair_folder: str, *, pair_differs: bool) -> Plan:
+    """Steps that bring the models to the host.
+
+    Args:
+        states: per path of ``settings.model`` and ``settings.draft_model``.
+        pair_folder: the shipped pair on this side.
+        pair_differs: the host's copy of it is absent or differs.
+
+    Raises:
+        UsageError: a model is neither on the host nor here.
+    """
+    if settings.tiny_pair:
+        target = posixpath.join(settings.root, "models", "tiny-pair")
+        if not pair_differs:
+            return Plan("models", (), "the tiny pair is there")
+        return Plan(
+            "models",
+            (CopyTree(pair_folder, target, title="copy the tiny pair"),),
+            "this host has no GPU and no model was named",
+        )
+    steps: list[Step] = []
+    problems = []
+    for path in dict.fromkeys((settings.model, settings.draft_model)):
+        state = states.get(path, ModelState())
+        if not path or state.on_host:
+            continue
+        if state.local:
+            steps.append(CopyTree(state.local, path, title=f"upload {state.local}"))
+        else:
+            problems.append(f"{path}: no such folder on {settings.host} nor here")
+    if problems:
+        raise UsageError(
+            "a model is missing",
+            evidence=problems,
+            hint="give the path of a folder with config.json, on the host or on this machine",
+        )
+    return Plan("models", tuple(steps), "models exist here only" if steps else "the models are there")
+
+
+def uploaded_path(settings: Settings, local: str) -> str:
+    """Where a model folder of this side goes on the host."""
+    digest = hashlib.sha256(posixpath.abspath(local).encode()).hexdigest()[:8]
+    return posixpath.join(settings.root, "models", f"{posixpath.basename(posixpath.normpath(local))}-{digest}")
+
+
+def verify_imports(settings: Settings) -> Run:
+    """The server's modules import, in a process of their own with a deadline."""
+    modules = ["torch", "transformers", "sglang", "sglang.srt.server_args"]
+    return Run(
+        (settings.python, "-c", IMPORT_TEST, *modules),
+        title="import torch and SGLang",
+        env={**dict(settings.stack.env), "HF_HUB_OFFLINE": "1"},
+        timeout_s=IMPORT_TIMEOUT_S,
+    )
+
+
+def _make_venv(settings: Settings, facts: Facts) -> tuple[tuple[str, ...], dict[str, str]]:
+    low, high = settings.stack.python
+    fitting = [python for python in facts.pythons if low <= python.version[:2] <= high]
+    if facts.uv:
+        version = fitting[0].path if fitting else f"{high[0]}.{high[1]}"
+        return (facts.uv, "venv", "--python", version, settings.venv), {}
+    # pip and the service run under it for years: the host's own first, the newest of those that can make a venv.
+    usable = [python for python in fitting if python.has_venv]
+    if not usable:
+        return (), {}
+    return (usable[0].path, "-m", "venv", settings.venv), {}
+
+
+def _install(settings: Settings, facts: Facts, uv: bool) -> list[Step]:
+    stack = settings.stack
+    variant = stack.torch_variant if stack.device == "cpu" else ""
+    torch = [pin for pin in stack.requirements if re.match(r"(torch|torchvision|torchaudio)==", pin)]
+    steps: list[Step] = []
+    if torch and variant:
+        special = [f"{pin}+{variant}" for pin in torch]
+        if uv:
+            first = _installer(settings, facts, uv, (*torch, f"--torch-backend={variant}"))
+        else:
+            first = _installer(settings, facts, uv, special)
+        default = _installer(settings, facts, uv, torch)
+        # The variant is a fifth of the size, but only some indexes carry it.
+        steps.append(
+            Run(
+                ("/bin/sh", "-c", f"{shlex.join(first)} || {{ echo 'no {variant} build of torch here: taking the default one'; {shlex.join(default)}; }}"),
+                title=f"install {' '.join(torch)} ({variant} build where there is one)",
+                timeout_s=INSTALL_TIMEOUT_S,
+            )
+        )  # fmt: skip
+    steps.append(
+        Run(
+            _installer(settings, facts, uv, stack.requirements),
+            title=f"install {len(stack.requirements)} packages of {stack.name}",
+            timeout_s=INSTALL_TIMEOUT_S,
+        )
+    )
+    if stack.no_deps:
+        steps.append(
+            Run(
+                _installer(settings, facts, uv, ("--no-deps", *stack.no_deps)),
+                title=f"install {' '.join(stack.no_deps)} without dependencies",
+                timeout_s=INSTALL_TIMEOUT_S,
+            )
+        )
+    return steps
+
+
+def _installer(settings: Settings, facts: Facts, uv: bool, words: Sequence[str]) -> tuple[str, ...]:
+    if uv and facts.uv:
+        return (facts.uv, "pip", "install", "--python", settings.python, *words)
+    quiet = ("--disable-pip-version-check", "--no-input", "--progress-bar", "off")
+    return (settings.python, "-m", "pip", "install", *quiet, *words)
+
+
+def _space(stack: Stack, missing: Sequence[str]) -> int:
+    """MiB still to come: the whole stack until its largest part, torch, is there."""
+    if not missing:
+        return 0
+    return stack.installed_mib if any(entry.startswith("torch==") for entry in missing) else stack.installed_mib // 4
+
+
+def _free(facts: Facts, path: str) -> int | None:
+    """Free MiB of the nearest folder that facts know of."""
+    while True:
+        if path in facts.disk_free_mib:
+            return facts.disk_free_mib[path]
+        parent = posixpath.dirname(path)
+        if parent == path:
+            return None
+        path = parent
+
+
+def _span(stack: Stack) -> str:
+    (a, b), (c, d) = stack.python
+    return f"{a}.{b} to {c}.{d}"
