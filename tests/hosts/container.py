@@ -77,7 +77,7 @@ def boot(
     if not key.exists():
         make_key(key)
     port = free_port()
-    command = [SCRIPT, "up", name, str(port), str(key.with_suffix(".pub"))]
+    command = [str(SCRIPT), "up", name, str(port), str(key.with_suffix(".pub"))]
     command += ["--disk"] if disk else []
     command += ["--netns", netns] if netns else []
     try:
