@@ -7,6 +7,24 @@ from dflash_deploy.diagnose.signatures import Signature, by_id, match_line, tabl
 from dflash_deploy.diagnose.watch import Event, FirstError, Match, Phase, Watcher, WatchState
 
 __all__ = [
-    "STALL_LIMITS", "Cause", "Diagnosis", "Event", "FirstError", "Match", "Outcome", "Phase", "Signature", "WatchState", "Watcher",
-    "by_id", "diagnose", "diagnose_watcher", "follow_until_ready", "learned_limits", "make_bundle", "match_line", "redact", "table",
+    "STALL_LIMITS",
+    "Cause",
+    "Diagnosis",
+    "Event",
+    "FirstError",
+    "Match",
+    "Outcome",
+    "Phase",
+    "Signature",
+    "WatchState",
+    "Watcher",
+    "by_id",
+    "diagnose",
+    "diagnose_watcher",
+    "follow_until_ready",
+    "learned_limits",
+    "make_bundle",
+    "match_line",
+    "redact",
+    "table",
 ]

@@ -13,7 +13,9 @@ MAX_LOG = 8 * 1024 * 1024
 """Bytes of log that are bundled: half from the beginning, half from the end."""
 
 _SECRETS = (
-    re.compile(r"(?i)((?:[\w-]*(?:api[_-]?key|token|secret|passw(?:or)?d|credential)s?)['\"]?\s*[=:]\s*)(['\"]?)(?!None\b|True\b|False\b|\d+\b)[^\s'\",;)]{4,}"),
+    re.compile(
+        r"(?i)((?:[\w-]*(?:api[_-]?key|token|secret|passw(?:or)?d|credential)s?)['\"]?\s*[=:]\s*)(['\"]?)(?!None\b|True\b|False\b|\d+\b)[^\s'\",;)]{4,}"
+    ),
     re.compile(r"(?i)(authorization:\s*(?:bearer|basic)\s+)()\S+"),
     re.compile(r"(--(?:api-key|admin-api-key|hf-token)[ =])()\S+"),
     re.compile(r"(\w+://[^/\s:@]+:)()[^@\s/]+(?=@)"),

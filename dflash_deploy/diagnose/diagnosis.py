@@ -58,7 +58,8 @@ class Diagnosis:
             "primary": self.primary.as_dict() if self.primary else None,
             "others": [c.as_dict() for c in self.others],
             "first_errors": [
-                {"rank": e.rank, "exception": e.exception, "line": e.line, "traceback": list(e.lines)} for e in self.first_errors
+                {"rank": e.rank, "exception": e.exception, "line": e.line, "traceback": list(e.lines)}
+                for e in self.first_errors
             ],
             "phase": self.phase.value,
             "fatal": self.fatal,
@@ -99,7 +100,8 @@ def diagnose(chunks: Iterable[bytes] | bytes, *, thorough: bool | None = None) -
     """
     if isinstance(chunks, bytes):
         deep = len(chunks) <= THOROUGH_BYTES if thorough is None else thorough
-        chunks = (chunks[i : i + 1_000_000] for i in range(0, len(chunks), 1_000_000))
+        whole = chunks
+        chunks = (whole[i : i + 1_000_000] for i in range(0, len(whole), 1_000_000))
     else:
         deep = bool(thorough)
     watcher = Watcher(thorough=deep)

@@ -115,5 +115,8 @@ def follow_until_ready(
             now = clock()
         limit = limits.get(phase, STALL_LIMITS[phase])
         if fatal_at is None and now - last_new > limit:
-            return outcome("stalled", f"stalled in phase {phase.value}: no new line for {now - last_new:.0f} s (limit {limit:.0f} s)")
+            return outcome(
+                "stalled",
+                f"stalled in phase {phase.value}: no new line for {now - last_new:.0f} s (limit {limit:.0f} s)",
+            )
     return outcome("exited", "the log could not be followed any longer")

@@ -88,10 +88,11 @@ class WatchState:
 
 
 _ANSI = re.compile(rb"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07]*\x07|\x1b[@-_]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
-_SPLIT = re.compile(rb"[\r\n]+")
 _PREFIX = re.compile(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)?((?: [A-Z_]+\d+)*)\] ?")
 _TRACE = "Traceback (most recent call last)"
-_EXCEPTION = re.compile(r"^(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Timeout|Warning|Fault|Refused)?(?:: |:?$)|^[a-z_][\w.]+\.[A-Z]\w+(?::|$)")
+_EXCEPTION = re.compile(
+    r"^(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Timeout|Warning|Fault|Refused)?(?:: |:?$)|^[a-z_][\w.]+\.[A-Z]\w+(?::|$)"
+)
 _CHAIN = ("During handling of the above", "The above exception was", "Traceback (most recent")
 _FATAL = re.compile(
     r"hit an exception|Received sigquit|Initialization failed\.|: error: (?:unrecognized|argument |the following)|Fatal Python error"
@@ -103,12 +104,18 @@ _BENIGN = re.compile(
     r"|generation config|server_args=|is deprecated|Using default .{0,40}config|is not available(?:,| and) .{0,30}(?:fall|using)"
     r"|No (?:HuggingFace )?chat template"
 )
-# Whole chunks are searched for these first; most lines of a serving log stop here.
-_INTEREST = re.compile(
-    rb"[Tt]raceback|[Ee]rror|ERROR|[Ee]xception|[Ff]ail|[Ff]atal|undefined|annot|upported|ot found|o such|space left|atchdog|igquit|[Kk]illed|ut of|imeout"
-    rb"|imed out|Xid|[Ii]nvalid|efused|enied|issing|tuck|hang|recognized|exceed|ignal|unbalanced|anic"
-    rb"|torch distributed|Load weight|oading|[Cc]apt|KV [Cc]ache|draft|max_total_num_tokens|Uvicorn|fired up|ServerArgs|server_args|oom"
-)
+# A chunk is searched for each of these literals at once (memchr speed); most lines of a serving log stop here.
+_KEYWORDS = tuple(
+    word.encode()
+    for word in (
+        "raceback", "rror", "ERROR", "xception", "ail", "FAIL", "atal", "undefined", "annot", "upported", "ot found", "o such", "space left",
+        "atchdog", "igquit", "illed", "ut of", "imeout", "imed out", "Xid", "nvalid", "efused", "enied", "issing", "stuck", "hangs", "hung",
+        "recognized", "exceed", "ignal", "unbalanced", "anic", "oom", "already", "died", "dumped", "deadlock", "nan", "inf ", "warmup",
+        "torch distributed", "Load weight", "oading ", "Captur", "KV Cache", "draft runner", "max_total_num_tokens", "Uvicorn", "fired up",
+        "erverArgs(", "Memory pool",
+    )
+)  # fmt: skip
+_REPEATABLE = re.compile(rb"Traceback|\d/\d|egin|allocated|draft|max_total|Uvicorn|fired|ServerArgs")
 _SHARDS = re.compile(r"[Ll]oading .*?(?:shards|weights|files).*?(\d+)/(\d+)")
 _GRAPH = re.compile(r"Capturing .*?\b(\d+)/(\d+) ?\[")
 _INDENT = (" ", "\t")
@@ -122,7 +129,11 @@ def _phase_of(text: str, before: Phase, loads: int) -> Phase | None:
         return Phase.DRAFT_INIT if loads else Phase.WEIGHTS
     if "draft runner" in text and "DFLASH" in text.upper():
         return Phase.DRAFT_INIT
-    if ("KV Cache is allocated" in text or "Memory pool end" in text) and before in (Phase.WEIGHTS, Phase.DIST_INIT, Phase.SPAWN):
+    if ("KV Cache is allocated" in text or "Memory pool end" in text) and before in (
+        Phase.WEIGHTS,
+        Phase.DIST_INIT,
+        Phase.SPAWN,
+    ):
         return Phase.KV_CACHE
     if "raph begin" in text and "Capture" in text:
         return Phase.GRAPHS
@@ -158,39 +169,63 @@ class Watcher:
     def feed(self, data: bytes) -> list[Event]:
         """Take the next bytes of the log; tell what they mean. A line counts once its end has come (or it is too long)."""
         events: list[Event] = []
-        cut = max(data.rfind(b"\n"), data.rfind(b"\r"))
-        if cut < 0:
-            if not self._dropping:
-                self._rest += data
-                if len(self._rest) > MAX_LINE:
-                    self._line(self._rest[:MAX_LINE], events)
-                    self._rest, self._dropping = b"", True
-            return events
-        lines = _SPLIT.split(data[:cut])
+        data = data.replace(b"\r", b"\n")
         if self._dropping:
-            lines = lines[1:]
-            self._dropping = False
-        elif self._rest:
-            lines[0] = self._rest + lines[0]
-        self._rest = data[cut + 1 :]
+            end = data.find(b"\n")
+            if end < 0:
+                return events
+            data, self._dropping = data[end + 1 :], False
+        cut = data.rfind(b"\n") + 1
+        rest = data[cut:]
+        if cut:
+            block, self._rest = self._rest + data[:cut], rest
+            self._block(block, events)
+        else:
+            self._rest += rest
         if len(self._rest) > MAX_LINE:
             self._line(self._rest[:MAX_LINE], events)
             self._rest, self._dropping = b"", True
-        interest = _INTEREST.search
-        state = self.state
-        for raw in lines:
-            if not raw:
-                continue
-            if self._thorough or self._trace is not None or interest(raw, 0, MAX_LINE):
-                self._line(raw[:MAX_LINE], events)
-            else:
-                state.lines += 1
-                if raw[:5] != b"INFO:":
-                    state.activity += 1
-        tail = lines[-8:]
-        if not self._thorough:
-            self.recent.extend(_ANSI.sub(b"", raw[:400]).decode("utf-8", "replace") for raw in tail if raw and not interest(raw, 0, MAX_LINE))
         return events
+
+    def _block(self, block: bytes, events: list[Event]) -> None:
+        """Whole lines: look only at those that hold a keyword, and at each line while a traceback is open."""
+        if self._thorough:
+            for raw in block.split(b"\n"):
+                if raw:
+                    self._line(raw[:MAX_LINE], events)
+            return
+        starts: set[int] = set()
+        for word in _KEYWORDS:
+            at = block.find(word)
+            while at >= 0:
+                starts.add(block.rfind(b"\n", 0, at) + 1)
+                at = block.find(word, block.find(b"\n", at))
+        position = 0
+        for start in sorted(starts):
+            position = self._skip(block, position, start, events)
+            if position > start:
+                continue  # an open traceback has taken it already
+            end = block.find(b"\n", start)
+            self._line(block[start : min(end, start + MAX_LINE)], events)
+            position = end + 1
+        self._skip(block, position, len(block), events)
+
+    def _skip(self, block: bytes, position: int, stop: int, events: list[Event]) -> int:
+        """Pass over lines without a keyword up to ``stop``; those inside an open traceback are read. Returns where it stands."""
+        while self._trace is not None and position < stop:
+            end = block.find(b"\n", position)
+            self._line(block[position : min(end, position + MAX_LINE)], events)
+            position = end + 1
+        if position < stop:
+            count = block.count(b"\n", position, stop)
+            self.state.lines += count
+            self.state.activity += (
+                count - block.count(b"\nINFO:", position, stop) - block.startswith(b"INFO:", position)
+            )
+            tail = block[max(position, stop - 1200) : stop].split(b"\n")[-5:]
+            self.recent.extend(_ANSI.sub(b"", raw[:400]).decode("utf-8", "replace") for raw in tail if raw)
+            return stop
+        return position
 
     def close(self) -> list[Event]:
         """The log has ended: take its last line and an open traceback."""
@@ -202,10 +237,15 @@ class Watcher:
         return events
 
     def _line(self, raw: bytes, events: list[Event]) -> None:
-        text = _ANSI.sub(b"", raw).decode("utf-8", "replace").rstrip()
         state = self.state
         state.lines += 1
         state.activity += 1
+        key = b""
+        if not self._thorough and self._trace is None and not _REPEATABLE.search(raw):
+            key = raw[:400].translate(None, b"0123456789")
+            if key in self._seen:
+                return
+        text = _ANSI.sub(b"", raw).decode("utf-8", "replace").rstrip()
         if not text.strip():
             return
         self.recent.append(text[:400])
@@ -227,6 +267,10 @@ class Watcher:
             self._end_trace("", events)
             self._trace, self._trace_rank, self._trace_line = [text], rank, state.lines
             return
+        if key:
+            self._seen[key] = None
+            if len(self._seen) > 512:
+                self._seen.popitem(last=False)
         self._scan(body, rank, events)
         if not state.fatal and _FATAL.search(body):
             self._fatal(body, rank, events)
@@ -288,12 +332,6 @@ class Watcher:
         if _BENIGN.search(body) or (self._scans >= MAX_SCANS and not self._thorough):
             return
         if not self._thorough:
-            key = body[:300].encode("utf-8", "replace").translate(None, b"0123456789")
-            if key in self._seen:
-                return
-            self._seen[key] = None
-            if len(self._seen) > 512:
-                self._seen.popitem(last=False)
             self._scans += 1
         for signature in match_line(body[:4000]):
             if signature.id not in self.state.matches:
