@@ -18,7 +18,7 @@ from typing import Any
 
 from dflash_deploy.errors import CommandFailed, DflashError, HostChanged, Locked
 from dflash_deploy.host.base import Host
-from dflash_deploy.model import CopyTree, Plan, Remove, Run, Status, Step, StepOutcome, WriteFile
+from dflash_deploy.model import CopyTree, Plan, Run, Status, Step, StepOutcome, WriteFile
 
 STALE_AFTER_S = 6 * 3600.0
 """A lock this old belongs to nobody: no step takes that long."""

@@ -69,7 +69,7 @@ class VenvState:
         try:
             raw = json.loads(inspected)
             python = tuple(raw["python"])
-            packages = {canonicalize_name(name): version for name, version in raw["packages"].items()}
+            packages = {str(canonicalize_name(name)): str(version) for name, version in raw["packages"].items()}
         except (ValueError, KeyError, TypeError):
             return cls(exists=exists)
         try:
