@@ -154,13 +154,19 @@ class Settings:
 
 
 def effective(
-    host: str, facts: Facts, *, options: Mapping[str, Any] | None = None, entry: Mapping[str, Any] | None = None
+    host: str,
+    facts: Facts,
+    *,
+    options: Mapping[str, Any] | None = None,
+    entry: Mapping[str, Any] | None = None,
+    serving: bool = True,
 ) -> Settings:
     """Settings of a deployment on a host.
 
     Args:
         options: from the command line; None values count as not given.
         entry: the host's table of ``hosts.toml``, SSH keys taken out.
+        serving: False when only the running service is asked about: no model has to be named.
 
     Raises:
         UsageError: a value that cannot be; all of them at once.
@@ -191,7 +197,7 @@ def effective(
     server_args = _words(pick("server_args", ()))
     env = {str(key): str(value) for key, value in dict(pick("env", {})).items()}
     problems = []
-    if model is None and not tiny:
+    if serving and model is None and not tiny:
         problems.append("no model: this host has a GPU, so name one with --model (and --draft-model)")
     if algorithm not in set(Algorithm):
         problems.append(f"algorithm {algorithm!r}: one of {', '.join(Algorithm)}")
@@ -222,7 +228,7 @@ def effective(
         service=service,
         bind=bind,
         port=port,
-        model=posixpath.join(pair, "target") if tiny else str(model),
+        model=posixpath.join(pair, "target") if tiny else str(model or ""),
         draft_model=str(draft or ""),
         algorithm=algorithm,
         budget=budget,

@@ -91,7 +91,9 @@ class Deployment:
 
     def patch_sets(self) -> list[str]:
         """The stack's sets; without DDTREE only those that the device needs."""
-        return [name for name in self.settings.stack.patch_sets if name != "ddtree" or self.settings.algorithm == "DDTREE"]
+        return [
+            name for name in self.settings.stack.patch_sets if name != "ddtree" or self.settings.algorithm == "DDTREE"
+        ]
 
     def service(self) -> ServiceState:
         from dflash_deploy.launch import observe
@@ -122,7 +124,7 @@ class Deployment:
 
 
 @contextlib.contextmanager
-def deployment(name: str, options: Mapping[str, Any]) -> Iterator[Deployment]:
+def deployment(name: str, options: Mapping[str, Any], *, serving: bool = True) -> Iterator[Deployment]:
     """Resolve, connect, look, settle.
 
     Args:
@@ -146,8 +148,8 @@ def deployment(name: str, options: Mapping[str, Any]) -> Iterator[Deployment]:
         venv = options.get("venv") or entry.get("venv")
         places = [expand(str(path), host.home) for path in (root, venv) if path]
         facts = gather(host, paths=places, discover=False)
-        settings = effective(target.name, facts, options=options, entry=entry)
-        settings, uploads = _place_models(host, settings)
+        settings = effective(target.name, facts, options=options, entry=entry, serving=serving)
+        settings, uploads = _place_models(host, settings) if serving else (settings, {})
         yield Deployment(host, facts, settings, uploads)
     finally:
         host.close()
@@ -197,5 +199,9 @@ def env_of_file(path: str) -> dict[str, str]:
         lines = Path(path).expanduser().read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"the env_file {path} cannot be read", evidence=str(error)) from None
-    pairs = [line.strip().removeprefix("export ").partition("=") for line in lines if "=" in line and not line.lstrip().startswith("#")]
+    pairs = [
+        line.strip().removeprefix("export ").partition("=")
+        for line in lines
+        if "=" in line and not line.lstrip().startswith("#")
+    ]
     return {name.strip(): value.strip().strip("\"'") for name, _, value in pairs}

@@ -1,9 +1,139 @@
-"""Commands of this group; see ``register``."""
+"""``down``, ``status``, ``logs``: the running service."""
 
 from __future__ import annotations
 
+import sys
+import time
+from typing import Annotated, Any
+
 import typer
+
+from dflash_deploy.cli.common import HostArgument, JsonOption, emit_json
+from dflash_deploy.cli.deploy import AcceptNew, BreakLock, InventoryOption, ModeOption, Recap, Root, ServiceName, Venv
+from dflash_deploy.cli.deployment import deployment, talk
+from dflash_deploy.model import Plan
 
 
 def register(app: typer.Typer) -> None:
     """Add this group's commands to ``app``."""
+    for command in (down, status, logs):
+        app.command()(command)
+
+
+def down(
+    host: HostArgument,
+    root: Root = None,
+    venv: Venv = None,
+    inventory: InventoryOption = None,
+    accept_new: AcceptNew = False,
+    mode: ModeOption = None,
+    service: ServiceName = None,
+    break_lock: BreakLock = False,
+    as_json: JsonOption = False,
+) -> None:
+    """End exactly what was started, and keep it from starting at boot. Files stay."""
+    from dflash_deploy.plan.launch import stop_steps
+
+    options = _options(root, venv, inventory, accept_new, mode, service)
+    recap = Recap()
+    with recap.printed(host, as_json), deployment(host, options, serving=False) as here:
+        with here.locked("down", break_lock=break_lock):
+            state = here.service()
+            idle = not (state.running or state.enabled or state.orphans or state.pid)
+            steps = () if idle else tuple(stop_steps(here.settings, here.facts))
+            reason = "nothing runs" if idle else "the service runs or starts at boot"
+            recap.run(here, lambda: Plan("down", steps, reason))
+            after = here.service()
+            recap.data["service"] = after.as_dict()
+        if after.running or after.orphans:
+            from dflash_deploy.errors import CommandFailed
+
+            raise CommandFailed(
+                f"the service still runs on {here.host.name}",
+                evidence=f"processes {[after.pid, *after.orphans]}",
+                hint="run the same command again",
+            )
+
+
+def status(
+    host: HostArgument,
+    root: Root = None,
+    venv: Venv = None,
+    inventory: InventoryOption = None,
+    accept_new: AcceptNew = False,
+    mode: ModeOption = None,
+    service: ServiceName = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say whether the service runs. Exit 9 when it does not."""
+    from dflash_deploy.execute import holder
+
+    with deployment(host, _options(root, venv, inventory, accept_new, mode, service), serving=False) as here:
+        state = here.service()
+        lock = holder(here.host, here.settings.root)
+    if as_json:
+        emit_json(
+            {
+                "host": host,
+                "service": here.settings.service,
+                "mode": here.settings.mode,
+                "lock": lock,
+                **state.as_dict(),
+            }
+        )
+    else:
+        if state.running:
+            since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(state.since)) if state.since else "?"
+            print(
+                f"{here.settings.service} on {host}: running since {since} (process {state.pid}, {state.restarts} restarts)"
+            )
+        else:
+            why = f", exit code {state.exit_code}" if state.exit_code else ""
+            print(f"{here.settings.service} on {host}: not running{' (given up)' if state.failed else ''}{why}")
+        print(
+            f"kept by {here.settings.mode}{', starts at boot' if state.enabled else ''}; log {here.settings.log_file}"
+        )
+        if state.orphans:
+            print(f"left over: {', '.join(map(str, state.orphans))}")
+        if lock is not None:
+            print(
+                f"locked by {lock.get('user')} on {lock.get('host')}: {lock.get('what')}{' (stale)' if lock['stale'] else ''}"
+            )
+    if not state.running:
+        raise typer.Exit(9)
+
+
+def logs(
+    host: HostArgument,
+    root: Root = None,
+    inventory: InventoryOption = None,
+    accept_new: AcceptNew = False,
+    service: ServiceName = None,
+    lines: Annotated[int, typer.Option("-n", "--lines", min=0, help="Last lines to print.")] = 100,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until Ctrl-C.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Print the service's log."""
+    from dflash_deploy.launch import follow as follow_log
+    from dflash_deploy.launch import log_size, tail
+
+    with deployment(host, _options(root, None, inventory, accept_new, None, service), serving=False) as here:
+        offset = log_size(here.host, here.settings)
+        found = tail(here.host, here.settings, lines)
+        if as_json:
+            emit_json({"host": host, "log": here.settings.log_file, "lines": found})
+            return
+        for line in found:
+            print(line)
+        if follow:
+            talk(f"following {here.settings.log_file} (Ctrl-C ends this, not the service)")
+            for chunk in follow_log(here.host, here.settings, offset):
+                sys.stdout.write(chunk.decode("utf-8", "replace"))
+                sys.stdout.flush()
+
+
+def _options(
+    root: str | None, venv: str | None, inventory: str | None, accept_new: bool, mode: str | None, service: str | None
+) -> dict[str, Any]:
+    given = {"root": root, "venv": venv, "inventory": inventory, "mode": mode, "service": service}
+    return {"accept_new": accept_new, **{key: value for key, value in given.items() if value is not None}}

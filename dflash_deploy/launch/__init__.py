@@ -92,7 +92,9 @@ def tail(host: Host, settings: Settings, lines: int) -> list[str]:
     script = 'cat "$1.1" "$1" 2>/dev/null | tail -n "$2"; test -e "$1"'
     result = host.run(["/bin/sh", "-c", script, "sh", log, str(lines)], timeout_s=60)
     if not result.ok:
-        raise CommandFailed(f"there is no log of {settings.service} on {host.name}", evidence=log, hint="dflash-deploy up HOST")
+        raise CommandFailed(
+            f"there is no log of {settings.service} on {host.name}", evidence=log, hint="dflash-deploy up HOST"
+        )
     return result.out.splitlines()
 
 
@@ -110,7 +112,9 @@ def follow(host: Host, settings: Settings, offset: int) -> Iterator[bytes]:
 def _recorded(host: Host, settings: Settings) -> dict[str, Any]:
     """The runner's own account; empty when there is none."""
     command = [settings.python, "-I", settings.runner, "status", "--state", settings.state_file]
-    result = host.run(["/bin/sh", "-c", 'test -x "$1" && test -e "$3" || exit 0; exec "$@"', "sh", *command], timeout_s=30)
+    result = host.run(
+        ["/bin/sh", "-c", 'test -x "$1" && test -e "$3" || exit 0; exec "$@"', "sh", *command], timeout_s=30
+    )
     try:
         found = json.loads(result.out or "{}")
     except ValueError:
