@@ -136,7 +136,7 @@ def plan_provision(settings: Settings, facts: Facts, venv: VenvState) -> Plan:
             seen = ", ".join(".".join(map(str, python.version)) for python in facts.pythons) or "none"
             problems.append(f"needs Python {_span(stack)} with its venv module, or uv; the host has {seen}")
         else:
-            steps.append(Run(command, title=f"make the venv {settings.venv}", env=env, timeout_s=600))
+            steps.append(Run(alone(settings, command), title=f"make the venv {settings.venv}", env=env, timeout_s=600))
     need = _space(stack, missing)
     free = _free(facts, settings.venv)
     if free is not None and need and free < need + SPARE_MIB:
@@ -147,7 +147,7 @@ def plan_provision(settings: Settings, facts: Facts, venv: VenvState) -> Plan:
             evidence=problems,
             hint="install Python's venv module (Debian: python3-venv) or uv, free disk space, or choose another --root",
         )
-    steps += _install(settings, facts, bool(facts.uv))
+    steps += _install(settings, facts)
     steps.append(verify_imports(settings))
     stamp = {"stack": stack.name, "pins": wanted}
     steps.append(
@@ -228,53 +228,53 @@ def _make_venv(settings: Settings, facts: Facts) -> tuple[tuple[str, ...], dict[
     if facts.uv:
         version = fitting[0].path if fitting else f"{high[0]}.{high[1]}"
         return (facts.uv, "venv", "--python", version, settings.venv), {}
-    # pip and the service run under it for years: the host's own first, the newest of those that can make a venv.
-    usable = [python for python in fitting if python.has_venv]
+    # The system's own outlives anybody's home folder; of several the newest.
+    usable = sorted(
+        (python for python in fitting if python.has_venv),
+        key=lambda python: (python.path.startswith(("/usr/bin/", "/usr/local/bin/")), python.version),
+        reverse=True,
+    )
     if not usable:
         return (), {}
     return (usable[0].path, "-m", "venv", settings.venv), {}
 
 
-def _install(settings: Settings, facts: Facts, uv: bool) -> list[Step]:
+def _install(settings: Settings, facts: Facts) -> list[Step]:
     stack = settings.stack
     variant = stack.torch_variant if stack.device == "cpu" else ""
     torch = [pin for pin in stack.requirements if re.match(r"(torch|torchvision|torchaudio)==", pin)]
     steps: list[Step] = []
+
+    def add(argv: Sequence[str], title: str) -> None:
+        steps.append(Run(alone(settings, argv), title=title, timeout_s=INSTALL_TIMEOUT_S))
+
     if torch and variant:
-        special = [f"{pin}+{variant}" for pin in torch]
-        if uv:
-            first = _installer(settings, facts, uv, (*torch, f"--torch-backend={variant}"))
-        else:
-            first = _installer(settings, facts, uv, special)
-        default = _installer(settings, facts, uv, torch)
-        # The variant is a fifth of the size, but only some indexes carry it.
-        steps.append(
-            Run(
-                ("/bin/sh", "-c", f"{shlex.join(first)} || {{ echo 'no {variant} build of torch here: taking the default one'; {shlex.join(default)}; }}"),
-                title=f"install {' '.join(torch)} ({variant} build where there is one)",
-                timeout_s=INSTALL_TIMEOUT_S,
-            )
-        )  # fmt: skip
-    steps.append(
-        Run(
-            _installer(settings, facts, uv, stack.requirements),
-            title=f"install {len(stack.requirements)} packages of {stack.name}",
-            timeout_s=INSTALL_TIMEOUT_S,
-        )
-    )
+        # A fifth of the size, but only some indexes carry it.
+        special = (*torch, f"--torch-backend={variant}") if facts.uv else [f"{pin}+{variant}" for pin in torch]
+        first = shlex.join(_installer(settings, facts, special))
+        default = shlex.join(_installer(settings, facts, torch))
+        script = f"{first} || {{ echo 'no {variant} build of torch here: taking the default one'; {default}; }}"
+        add(("/bin/sh", "-c", script), f"install {' '.join(torch)} ({variant} build where there is one)")
+    count = len(stack.requirements)
+    add(_installer(settings, facts, stack.requirements), f"install {count} packages of {stack.name}")
     if stack.no_deps:
-        steps.append(
-            Run(
-                _installer(settings, facts, uv, ("--no-deps", *stack.no_deps)),
-                title=f"install {' '.join(stack.no_deps)} without dependencies",
-                timeout_s=INSTALL_TIMEOUT_S,
-            )
-        )
+        bare = ("--no-deps", *stack.no_deps)
+        add(_installer(settings, facts, bare), f"install {' '.join(stack.no_deps)} without dependencies")
     return steps
 
 
-def _installer(settings: Settings, facts: Facts, uv: bool, words: Sequence[str]) -> tuple[str, ...]:
-    if uv and facts.uv:
+def alone(settings: Settings, argv: Sequence[str]) -> tuple[str, ...]:
+    """The command under a file lock: an installer that outlives its killed caller is waited for, never doubled."""
+    lock = posixpath.join(settings.root, "provision.flock")
+    script = (
+        'mkdir -p "${0%/*}"; if command -v flock >/dev/null 2>&1; then '
+        'flock -n "$0" true || echo "waiting for an earlier installation to end"; exec flock "$0" "$@"; fi; exec "$@"'
+    )
+    return ("/bin/sh", "-c", script, lock, *argv)
+
+
+def _installer(settings: Settings, facts: Facts, words: Sequence[str]) -> tuple[str, ...]:
+    if facts.uv:
         return (facts.uv, "pip", "install", "--python", settings.python, *words)
     quiet = ("--disable-pip-version-check", "--no-input", "--progress-bar", "off")
     return (settings.python, "-m", "pip", "install", *quiet, *words)
