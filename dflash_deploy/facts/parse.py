@@ -162,8 +162,7 @@ def raw_from_shell(text: str, reason: str = "no Python >= 3.8 on the host") -> d
         "schema": 1,
         "probe": {
             "via": "sh",
-            "errors": dict.fromkeys(
-                ("python", "venvs", "models", "ports", "env", "iommu"), reason),
+            "errors": dict.fromkeys(("python", "venvs", "models", "ports", "env", "iommu"), reason),
         },
         "host": {
             "hostname": values.get("hostname"),

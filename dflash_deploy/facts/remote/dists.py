@@ -14,14 +14,22 @@ CORE = re.compile(
     re.I,
 )
 """Distributions whose requirements and wheel tags rules read; of the others the name and version suffice."""
-SHARED = ("libnccl.so.2", "libcudnn.so.9", "libcudnn.so.8", "libcublas.so.12", "libcublas.so.13", "libcudart.so.12", "libcudart.so.13")
+SHARED = (
+    "libnccl.so.2",
+    "libcudnn.so.9",
+    "libcudnn.so.8",
+    "libcublas.so.12",
+    "libcublas.so.13",
+    "libcudart.so.12",
+    "libcudart.so.13",
+)
 
 
 def headers(text: str) -> dict[str, list[str]]:
     """Header fields of METADATA or WHEEL."""
     found: dict[str, list[str]] = {}
     for line in text.splitlines():
-        if not line.strip():
+        if not line:
             break
         key, sep, value = line.partition(":")
         if sep and not line[0].isspace():
@@ -44,7 +52,7 @@ def distribution(folder: str, name: str) -> dict[str, Any]:
         found["folder_version"] = dir_version
     if CORE.match(dist_name):
         found["requires"] = fields.get("requires-dist", [])[:400]
-        found["requires_python"] = (fields.get("requires-python") or [None])[0]
+        found["requires_python"] = fields["requires-python"][0] if fields.get("requires-python") else None
         found["tags"] = headers(read_text(os.path.join(folder, name, "WHEEL")) or "").get("tag", [])[:50]
         direct = read_text(os.path.join(folder, name, "direct_url.json"))
         if direct:
@@ -59,7 +67,8 @@ def distributions(folder: str) -> list[dict[str, Any]]:
 
 
 def owners(folder: str) -> dict[str, list[str]]:
-    """Shared NVIDIA libraries that more than one distribution claims (``RECORD``), or that one owns: path -> distributions."""
+    """Shared NVIDIA libraries that more than one distribution claims (``RECORD``), or that one owns: path ->
+    distributions."""
     found: dict[str, list[str]] = {}
     for name in list_dir(folder):
         if not name.endswith(".dist-info") or not name.lower().startswith("nvidia"):
@@ -73,14 +82,22 @@ def owners(folder: str) -> dict[str, list[str]]:
 
 def kernel_owners(folder: str) -> list[str]:
     """Distributions that claim the import package ``sgl_kernel``."""
-    return [name[: -len(".dist-info")] for name in list_dir(folder) if re.match(r"^(sgl_kernel|sglang_kernel)-.*\.dist-info$", name)]
+    return [
+        name[: -len(".dist-info")]
+        for name in list_dir(folder)
+        if re.match(r"^(sgl_kernel|sglang_kernel)-.*\.dist-info$", name)
+    ]
 
 
 def torch_build(folder: str) -> dict[str, Any] | None:
     """torch's version and CUDA release from its version.py, without importing it."""
     text = read_text(os.path.join(folder, "torch/version.py"))
     if text is None:
-        return None if not os.path.isdir(os.path.join(folder, "torch")) else {"version": None, "cuda": None, "broken": "torch/version.py is missing"}
+        return (
+            None
+            if not os.path.isdir(os.path.join(folder, "torch"))
+            else {"version": None, "cuda": None, "broken": "torch/version.py is missing"}
+        )
 
     def value(name: str) -> str | None:
         match = re.search(r"^%s(?:\s*:[^=\n]*)?\s*=\s*(?:'([^']*)'|\"([^\"]*)\"|None)" % name, text, re.M)

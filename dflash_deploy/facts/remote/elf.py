@@ -1,5 +1,5 @@
-"""A reader for 64-bit little-endian ELF files: what the dynamic loader would want to know, nothing else. It follows program headers, so
-stripped section tables do not matter; sections are read only for the GPU code.
+"""A reader for 64-bit little-endian ELF files: what the dynamic loader would want to know, nothing else. It follows
+program headers, so stripped section tables do not matter; sections are read only for the GPU code.
 
 Formats: System V ABI (ELF-64), GNU extensions for symbol versions and ``DT_GNU_HASH``.
 """
@@ -13,7 +13,13 @@ from collections.abc import Iterator
 from typing import Any
 
 DT_NEEDED, DT_HASH, DT_STRTAB, DT_SYMTAB, DT_STRSZ, DT_SONAME, DT_RPATH, DT_RUNPATH = 1, 4, 5, 6, 10, 14, 15, 29
-DT_GNU_HASH, DT_VERDEF, DT_VERDEFNUM, DT_VERNEED, DT_VERNEEDNUM = 0x6FFFFEF5, 0x6FFFFFFC, 0x6FFFFFFD, 0x6FFFFFFE, 0x6FFFFFFF
+DT_GNU_HASH, DT_VERDEF, DT_VERDEFNUM, DT_VERNEED, DT_VERNEEDNUM = (
+    0x6FFFFEF5,
+    0x6FFFFFFC,
+    0x6FFFFFFD,
+    0x6FFFFFFE,
+    0x6FFFFFFF,
+)
 MACHINES = {3: "i386", 8: "mips", 21: "ppc64le", 22: "s390x", 40: "arm", 62: "x86_64", 183: "aarch64", 243: "riscv64"}
 MAX_SYMBOLS = 4000000
 MAX_ENTRIES = 65536
@@ -43,10 +49,19 @@ class Elf:
             raise NotElf("no ELF header" if self.size >= 4 else "truncated: %d bytes" % self.size)
         self.machine = MACHINES.get(self._unpack("<H" if data[5] == 1 else ">H", 18)[0], "machine %d" % data[18])
         if data[4] != 2 or data[5] != 1:
-            raise NotElf("%s-bit %s-endian %s" % ("64" if data[4] == 2 else "32", "little" if data[5] == 1 else "big", self.machine))
+            raise NotElf(
+                "%s-bit %s-endian %s"
+                % ("64" if data[4] == 2 else "32", "little" if data[5] == 1 else "big", self.machine)
+            )
         header = self._unpack("<HHIQQQIHHHHHH", 16)
         self.phoff, self.shoff = header[4], header[5]
-        self.phentsize, self.phnum, self.shentsize, self.shnum, self.shstrndx = header[8], header[9], header[10], header[11], header[12]
+        self.phentsize, self.phnum, self.shentsize, self.shnum, self.shstrndx = (
+            header[8],
+            header[9],
+            header[10],
+            header[11],
+            header[12],
+        )
         self.loads: list[tuple[int, int, int]] = []
         self.dynamic: dict[int, list[int]] = {}
         span = (0, 0)
@@ -115,7 +130,9 @@ class Elf:
 
     @property
     def runpath(self) -> list[str]:
-        return [part for value in self.dynamic.get(DT_RUNPATH, [])[:10] for part in self._text(value).split(":") if part]
+        return [
+            part for value in self.dynamic.get(DT_RUNPATH, [])[:10] for part in self._text(value).split(":") if part
+        ]
 
     def _gnu_header(self) -> tuple[int, int, int, int, int] | None:
         """(buckets, first hashed symbol, bloom words, bloom shift, offset of the bloom filter)"""
@@ -138,7 +155,8 @@ class Elf:
         return name, info >> 4, section
 
     def undefined(self) -> Iterator[tuple[bytes, bool]]:
-        """(name, weak) of every undefined dynamic symbol. A GNU hash table keeps them before its first hashed symbol."""
+        """(name, weak) of every undefined dynamic symbol. A GNU hash table keeps them before its first hashed
+        symbol."""
         if self._symbols is None:
             return
         count = self._hash_count()

@@ -1,7 +1,7 @@
 """GPU architectures embedded in a library's ``.nv_fatbin`` section.
 
-A fat binary is a 16-byte header (magic 0xBA55ED50, version, header size, payload size) and entries; an entry's header says its kind (1 PTX,
-2 machine code), its own size, the payload's size and the architecture (90 for sm_90) at byte 28.
+A fat binary is a 16-byte header (magic 0xBA55ED50, version, header size, payload size) and entries; an entry's header
+says its kind (1 PTX, 2 machine code), its own size, the payload's size and the architecture (90 for sm_90) at byte 28.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ MAX_FATBINS = 200000
 
 
 def architectures(elf: Elf, budget_s: float = 0.5) -> dict[str, Any] | None:
-    """``{"sm": [80, 90], "ptx": [90], "complete": true}``; None when the file carries no GPU code. Not complete: out of time or a part was not understood;
-    an architecture that is missing then is unknown, not absent."""
+    """``{"sm": [80, 90], "ptx": [90], "complete": true}``; None when the file carries no GPU code. Not complete: out of
+    time or a part was not understood; an architecture that is missing then is unknown, not absent."""
     place = elf.section(b".nv_fatbin")
     if place is None:
         return None

@@ -1,4 +1,5 @@
-"""Where the dynamic loader would find a soname, and whether a torch extension's symbols are defined by what it loads."""
+"""Where the dynamic loader would find a soname, and whether a torch extension's symbols are defined by what it
+loads."""
 
 from __future__ import annotations
 
@@ -20,8 +21,19 @@ DEFAULT_DIRS = (
     "/lib",
     "/usr/lib",
 )
-TORCH_PREFIXES = ("_ZN3c10", "_ZNK3c10", "_ZN2at", "_ZNK2at", "_ZN5torch", "_ZNK5torch", "_ZN6caffe2", "_ZNK6caffe2")
-TORCH_PREFIXES += tuple(kind + space for kind in ("_ZTI", "_ZTS", "_ZTV", "_ZTT") for space in ("N3c10", "N2at", "N5torch", "N6caffe2"))
+TORCH_PREFIXES: tuple[str, ...] = (
+    "_ZN3c10",
+    "_ZNK3c10",
+    "_ZN2at",
+    "_ZNK2at",
+    "_ZN5torch",
+    "_ZNK5torch",
+    "_ZN6caffe2",
+    "_ZNK6caffe2",
+)
+TORCH_PREFIXES += tuple(
+    kind + space for kind in ("_ZTI", "_ZTS", "_ZTV", "_ZTT") for space in ("N3c10", "N2at", "N5torch", "N6caffe2")
+)
 TORCH_PREFIXES += ("aoti_torch_", "torch_")
 LIBRARY_PREFIXES = ("nccl", "cudnn", "cublas")
 """Symbols of these C libraries are looked up in the copy that the process would load."""
@@ -56,7 +68,11 @@ class Linker:
         self.cache = loader_cache()
         self.search = [folder for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
         self.torch_dirs = [os.path.join(site, "torch/lib") for site in site_packages]
-        self.nvidia_dirs = [folder for site in site_packages for folder in sorted(glob.glob(os.path.join(glob.escape(site), "nvidia/*/lib")))]
+        self.nvidia_dirs = [
+            folder
+            for site in site_packages
+            for folder in sorted(glob.glob(os.path.join(glob.escape(site), "nvidia/*/lib")))
+        ]
         self.system_dirs = list(DEFAULT_DIRS)
         for conf in sorted(glob.glob("/etc/ld.so.conf.d/*.conf")):
             self.system_dirs += [line.strip() for line in (read_text(conf) or "").splitlines() if line.startswith("/")]
@@ -73,7 +89,8 @@ class Linker:
         return self.files[real]
 
     def resolve(self, soname: str, path: str, elf: Elf) -> tuple[str, str] | None:
-        """(file, how) that satisfies ``soname`` for the library at ``path``. ``preloaded``: torch loads it first (it opens its own libraries and the NVIDIA ones)."""
+        """(file, how) that satisfies ``soname`` for the library at ``path``. ``preloaded``: torch loads it first (it
+        opens its own libraries and the NVIDIA ones)."""
         if "/" in soname:
             return (soname, "path") if os.path.exists(soname) else None
         origin = os.path.dirname(os.path.realpath(path))

@@ -16,7 +16,14 @@ CONFIG_KEYS = (
     "max_position_embeddings", "torch_dtype", "dtype", "block_size", "num_target_layers", "dflash_config", "layer_types", "sliding_window", "use_sliding_window",
     "tie_word_embeddings", "quantization_config", "transformers_version", "auto_map", "bos_token_id", "eos_token_id",
 )  # fmt: skip
-TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json", "tekken.json", "tiktoken.model")
+TOKENIZERS = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "vocab.json",
+    "tokenizer_config.json",
+    "tekken.json",
+    "tiktoken.model",
+)
 
 
 def load_json(path: str, limit: int = 64 << 20) -> tuple[Any, str | None]:
@@ -75,17 +82,32 @@ def weights(path: str) -> dict[str, Any]:
             elif problem is None:
                 problem = "has no weight_map"
             break
-    present = [name for name in list_dir(path) if name.endswith((".safetensors", ".bin", ".gguf", ".pt")) and not name.startswith("training_args")]
+    present = [
+        name
+        for name in list_dir(path)
+        if name.endswith((".safetensors", ".bin", ".gguf", ".pt")) and not name.startswith("training_args")
+    ]
     # A name in the index must not lead out of the folder.
     listed = [name for name in names if os.path.basename(name) == name]
     files = [shard(os.path.join(path, name)) for name in (listed or present)[:2000]]
-    numbered = {}
+    numbered: dict[tuple[str, int], set[int]] = {}
     for name in present:
         match = re.match(r"(.*)-(\d{5})-of-(\d{5})\.", name)
         if match:
             numbered.setdefault((match.group(1), int(match.group(3))), set()).add(int(match.group(2)))
-    absent = ["%s-%05d-of-%05d" % (stem, i, total) for (stem, total), have in numbered.items() for i in range(1, min(total, 2000) + 1) if i not in have]
-    return {"index": index, "index_problem": problem, "files": files, "absent_by_number": absent[:20], "total_bytes": sum(f["size"] or 0 for f in files)}
+    absent = [
+        "%s-%05d-of-%05d" % (stem, i, total)
+        for (stem, total), have in numbered.items()
+        for i in range(1, min(total, 2000) + 1)
+        if i not in have
+    ]
+    return {
+        "index": index,
+        "index_problem": problem,
+        "files": files,
+        "absent_by_number": absent[:20],
+        "total_bytes": sum(f["size"] or 0 for f in files),
+    }
 
 
 def tokenizer(path: str) -> dict[str, Any]:
@@ -119,7 +141,9 @@ def model_facts(path: str) -> dict[str, Any]:
             # A multimodal target: the language model's numbers are the ones that a drafter meets.
             config["text_config"] = {key: text[key] for key in CONFIG_KEYS if key in text}
         if isinstance(config.get("quantization_config"), dict):
-            config["quantization_config"] = {key: config["quantization_config"].get(key) for key in ("quant_method", "fmt", "bits")}
+            config["quantization_config"] = {
+                key: config["quantization_config"].get(key) for key in ("quant_method", "fmt", "bits")
+            }
     elif problem is None:
         problem = "is not an object"
     return {

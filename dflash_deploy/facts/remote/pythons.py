@@ -113,11 +113,10 @@ def nvcc_version(program: str) -> str | None:
 
 def toolkit(path: str) -> dict[str, Any]:
     """One CUDA toolkit folder: version, compiler, headers, assembler."""
-    version = None
-    try:
-        version = json.loads(read_text(os.path.join(path, "version.json")) or "{}").get("cuda", {}).get("version")
-    except (ValueError, AttributeError):
-        pass
+    match = re.search(
+        r'"cuda"\s*:\s*\{[^}]*"version"\s*:\s*"([\d.]+)"', read_text(os.path.join(path, "version.json")) or ""
+    )
+    version = match.group(1) if match else None
     if version is None:
         match = re.search(
             r"#define\s+CUDA_VERSION\s+(\d+)", read_text(os.path.join(path, "include/cuda.h"), 1 << 20) or ""

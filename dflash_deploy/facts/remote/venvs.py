@@ -17,16 +17,43 @@ from dflash_deploy.facts.remote.tools import list_dir, read_bytes, read_text
 
 MAX_FILES = 300000
 SCAN_SECONDS = 12.0
-IMPORTANT = ("sgl_kernel", "torch", "torchvision", "torchaudio", "flashinfer", "triton", "deep_gemm", "flash_attn", "nixl_ep", "vllm", "xgrammar")
+IMPORTANT = (
+    "sgl_kernel",
+    "torch",
+    "torchvision",
+    "torchaudio",
+    "flashinfer",
+    "triton",
+    "deep_gemm",
+    "flash_attn",
+    "nixl_ep",
+    "vllm",
+    "xgrammar",
+)
 """Top-level folders whose native files must load for the server to start."""
 DRIVER = ("libcuda.so.1", "libnvidia-ml.so.1")
 
 
 def places(home: str) -> list[str]:
     """Virtual environments in the usual places, newest first; a bounded look, not a search of the disk."""
-    patterns = (".venv", "venv", "*/.venv", "*/venv", ".virtualenvs/*", "venvs/*", "envs/*", "*/*/.venv", ".local/share/*/venv", ".local/share/*/*/venv")
+    patterns = (
+        ".venv",
+        "venv",
+        "*/.venv",
+        "*/venv",
+        ".virtualenvs/*",
+        "venvs/*",
+        "envs/*",
+        "*/*/.venv",
+        ".local/share/*/venv",
+        ".local/share/*/*/venv",
+    )
     roots = [glob.escape(home) + "/" + pattern for pattern in patterns]
-    roots += ["/opt/" + p for p in ("venv", "*/.venv", "*/venv", "venvs/*")] + ["/srv/*/venv", "/workspace/.venv", "/workspace/*/.venv"]
+    roots += ["/opt/" + p for p in ("venv", "*/.venv", "*/venv", "venvs/*")] + [
+        "/srv/*/venv",
+        "/workspace/.venv",
+        "/workspace/*/.venv",
+    ]
     found = {os.path.dirname(path) for root in roots for path in glob.glob(root + "/pyvenv.cfg")}
     return sorted(found, key=lambda path: -mtime(path))
 
@@ -65,7 +92,8 @@ def identity(path: str) -> dict[str, Any]:
         chain.append(target)
     base = os.path.dirname(os.path.realpath(home)) if home else ""
     stdlib = [os.path.join(base, folder, "python" + minor) for folder in ("lib", "lib64")] if home and minor else []
-    # Debian's interpreter lives in /usr; a symlinked home keeps its library beside the link's target or beside the link.
+    # Debian's interpreter lives in /usr; a symlinked home keeps its library beside the link's target or beside the
+    # link.
     if home and minor:
         stdlib.append(os.path.join(os.path.dirname(home), "lib", "python" + minor))
     foreign = []
@@ -74,7 +102,9 @@ def identity(path: str) -> dict[str, Any]:
     for name in list_dir(os.path.join(path, "bin"), 2000):
         head = read_bytes(os.path.join(path, "bin", name), 400) or b""
         if name == "activate":
-            match = re.search(r"^\s*(?:export )?VIRTUAL_ENV=['\"]?([^'\"\n]+)", read_text(os.path.join(path, "bin", name)) or "", re.M)
+            match = re.search(
+                r"^\s*(?:export )?VIRTUAL_ENV=['\"]?([^'\"\n]+)", read_text(os.path.join(path, "bin", name)) or "", re.M
+            )
             recorded = match.group(1) if match else None
         if not head.startswith(b"#!"):
             continue
@@ -137,7 +167,9 @@ def scan(sites: list[str], markers: list[str]) -> dict[str, Any]:
     deadline = begun + SCAN_SECONDS
     linker = Linker(sites)
     state: dict[str, Any] = {"files": 0, "truncated": False}
-    bad, modules, machines = [], [], {}
+    bad: list[dict[str, Any]] = []
+    modules: list[dict[str, Any]] = []
+    machines: dict[str, int] = {}
     needs: dict[str, tuple[tuple[int, ...], str, str, str]] = {}
     libraries = 0
     for site in sites:
@@ -157,8 +189,12 @@ def scan(sites: list[str], markers: list[str]) -> dict[str, Any]:
                     "path": relative,
                     "machine": elf.machine,
                     "needed": needed,
-                    "unresolved": [name for name in needed if name not in DRIVER and linker.resolve(name, path, elf) is None],
-                    "driver_missing": [name for name in needed if name in DRIVER and linker.resolve(name, path, elf) is None],
+                    "unresolved": [
+                        name for name in needed if name not in DRIVER and linker.resolve(name, path, elf) is None
+                    ],
+                    "driver_missing": [
+                        name for name in needed if name in DRIVER and linker.resolve(name, path, elf) is None
+                    ],
                     "important": important,
                 }
                 if uses_torch or "libnccl.so.2" in needed:
@@ -181,7 +217,9 @@ def scan(sites: list[str], markers: list[str]) -> dict[str, Any]:
         "truncated": state["truncated"],
         "seconds": round(time.monotonic() - begun, 3),
         "machines": machines,
-        "needs": [{"library": item[1], "version": item[2], "path": item[3]} for item in sorted(needs.values(), reverse=True)],
+        "needs": [
+            {"library": item[1], "version": item[2], "path": item[3]} for item in sorted(needs.values(), reverse=True)
+        ],
         "modules": modules,
         "bad": bad[:50],
         "bad_count": len(bad),
@@ -189,7 +227,9 @@ def scan(sites: list[str], markers: list[str]) -> dict[str, Any]:
     }
 
 
-def note_versions(wanted: dict[str, list[str]], relative: str, needs: dict[str, tuple[tuple[int, ...], str, str, str]]) -> None:
+def note_versions(
+    wanted: dict[str, list[str]], relative: str, needs: dict[str, tuple[tuple[int, ...], str, str, str]]
+) -> None:
     """Keep the highest version of each family (GLIBC, GLIBCXX, ...) and every version without a number."""
     for library, versions in wanted.items():
         for version in versions:
@@ -209,7 +249,9 @@ def runtime_versions() -> dict[str, Any]:
     for soname in ("libstdc++.so.6", "libc.so.6", "libnuma.so.1", "libgomp.so.1"):
         path = linker.cache.get(soname)
         if path is None or not os.path.exists(path):
-            path = next((os.path.join(d, soname) for d in linker.system_dirs if os.path.exists(os.path.join(d, soname))), None)
+            path = next(
+                (os.path.join(d, soname) for d in linker.system_dirs if os.path.exists(os.path.join(d, soname))), None
+            )
         if path is None:
             found[soname] = None
             continue
@@ -236,7 +278,12 @@ def one(path: str, asked: bool, markers: list[str], deep: bool) -> dict[str, Any
     sites = sorted(glob.glob(os.path.join(glob.escape(path), "lib*", "python3*", "site-packages")))
     sites = list({os.path.realpath(site): site for site in sites}.values())
     conda = os.path.isdir(os.path.join(path, "conda-meta"))
-    found: dict[str, Any] = {"path": path, "asked": asked, "exists": True, "kind": "conda" if conda else ("venv" if config(path) else "folder")}
+    found: dict[str, Any] = {
+        "path": path,
+        "asked": asked,
+        "exists": True,
+        "kind": "conda" if conda else ("venv" if config(path) else "folder"),
+    }
     found.update(identity(path))
     found["site_packages"] = sites
     found["dists"] = [dist for site in sites for dist in distributions(site)]
@@ -248,7 +295,8 @@ def one(path: str, asked: bool, markers: list[str], deep: bool) -> dict[str, Any
 
 
 def venv_facts(home: str, asked: list[str], discover: bool, markers: list[str]) -> dict[str, Any]:
-    """Environments asked for, in full; those found beside them get their files read only when nothing was asked for and they hold SGLang."""
+    """Environments asked for, in full; those found beside them get their files read only when nothing was asked for and
+    they hold SGLang."""
     found = [one(path, True, markers, True) for path in asked]
     if discover:
         known = {os.path.realpath(path) for path in asked}

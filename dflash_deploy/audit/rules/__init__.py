@@ -1,0 +1,9 @@
+"""All rules, by id. A rule is a function in one of the modules here; adding one is adding a function and a case under
+tests/data/audit."""
+
+from __future__ import annotations
+
+from dflash_deploy.audit.rules import driver, host, model, native, packages, toolchain
+from dflash_deploy.audit.rules.base import RULES, Case, Rule
+
+__all__ = ["RULES", "Case", "Rule", "driver", "host", "model", "native", "packages", "toolchain"]

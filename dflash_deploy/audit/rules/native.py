@@ -1,0 +1,328 @@
+"""The ABI audit: symbols, sonames, libc versions, machine and integrity of the environment's native files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from dflash_deploy.audit.abi import demangle, old_string_abi, releases_with, torch_for_kernel
+from dflash_deploy.audit.rules.base import Case, Verdict, dists, fail, label, modules, ok, rule, unknown, warn
+from dflash_deploy.facts.parse import pair, rows, section, version_tuple
+from dflash_deploy.model import Where
+
+CUDA_SONAME = re.compile(
+    r"^lib(cudart|nvrtc|cublas|cublasLt|cusparse|cusolver|cufft|nvJitLink|nccl|cudnn|cupti)\.so\.(\d+)"
+)
+ABI_REFS = (
+    "sgl-project/sglang#30562",
+    "kvcache-ai/sglang#33",
+    "leonardodalinky/pytorch_fpsample#8",
+    "opendatalab/MinerU#811",
+)
+KERNEL = re.compile(r"^sgl_kernel/")
+
+
+def kernel_of(environment: Mapping[str, Any]) -> tuple[str, str] | None:
+    """(distribution, version) of the kernel package."""
+    have = dists(environment)
+    for name in ("sglang-kernel", "sgl-kernel"):
+        if name in have:
+            return name, have[name]
+    return None
+
+
+def torch_text(environment: Mapping[str, Any]) -> str:
+    return str(section(environment, "torch").get("version") or dists(environment).get("torch") or "none")
+
+
+def variant(module: Mapping[str, Any], environment: Mapping[str, Any]) -> bool:
+    """A build for another torch release than the installed one, as its file name says: never loaded here."""
+    match = re.search(r"torch(\d)_?(\d{1,2})(?!\d)", str(module.get("path")).rpartition("/")[2])
+    installed = pair(torch_text(environment))
+    return bool(match) and installed is not None and (int(match.group(1)), int(match.group(2))) != installed  # type: ignore[union-attr]
+
+
+def advice(environment: Mapping[str, Any], missing: list[str], kernel: bool) -> str:
+    """Which torch would satisfy the symbols, and the way that keeps the release's own pair."""
+    releases = releases_with(missing)
+    built = torch_for_kernel(kernel_of(environment)[1]) if kernel and kernel_of(environment) else None  # type: ignore[index]
+    target = built[0] if built else (releases[-1] if releases else "")
+    if target:
+        return f"keep the release's own pair: torch {target} for this build, or the build for torch {torch_text(environment)}"
+    return f"rebuild or reinstall the package for torch {torch_text(environment)}"
+
+
+@rule("extension-symbols-resolve", Where.VENV, references=ABI_REFS, weight=8)
+def extension_symbols_resolve(case: Case) -> Iterator[Verdict]:
+    """Every undefined c10, at, torch and caffe2 symbol of every native extension must be exported by the torch
+    libraries beside it. A mismatch is an ABI mismatch: the extension was built for another torch, and importing it ends
+    with "undefined symbol"."""
+    for environment in case.environments:
+        elf = section(environment, "elf")
+        if not elf:
+            yield unknown(f"{label(environment)}: its native files were not read")
+            continue
+        read = [m for m in modules(environment) if "missing_count" in m and not variant(m, environment)]
+        broken = False
+        for module in read:
+            missing = [
+                str(name)
+                for name in module.get("missing") or []
+                if not str(name).startswith(("nccl", "cudnn", "cublas")) and not old_string_abi(str(name))
+            ]
+            if not missing:
+                continue
+            severe = bool(module.get("important"))
+            package = str(module.get("path")).split("/")[0]
+            if not severe and any(
+                not m.get("missing_count") for m in read if str(m.get("path")).split("/")[0] == package
+            ):
+                continue
+            broken = True
+            releases = releases_with(missing)
+            evidence = [f"{name}  {demangle(name)}" for name in missing[:5]]
+            if int(module.get("missing_count") or 0) > 5:
+                evidence.append(f"... {module.get('missing_count')} in all")
+            evidence.append(
+                f"installed torch: {torch_text(environment)}"
+                + (f"; exported by torch {', '.join(releases)}" if releases else "")
+            )
+            kernel = bool(KERNEL.match(str(module.get("path"))))
+            found = f"{module.get('path')} needs {len(missing)} symbol(s) that torch {torch_text(environment)} does not export"
+            yield (
+                fail(found, evidence, advice(environment, missing, kernel))
+                if severe
+                else warn(found, evidence, advice(environment, missing, kernel))
+            )
+        if elf.get("truncated"):
+            yield unknown(f"{label(environment)}: the walk was cut short after {elf.get('files')} files")
+        elif not broken and read:
+            yield ok(
+                f"{label(environment)}: {sum(int(m.get('checked') or 0) for m in read)} symbols of {len(read)} extensions resolve"
+            )
+
+
+@rule(
+    "cxx11-abi-matches",
+    Where.VENV,
+    references=("sgl-project/sglang#5100",),
+    weight=7,
+    explains=("extension-symbols-resolve",),
+)
+def cxx11_abi_matches(case: Case) -> Iterator[Verdict]:
+    """Extensions must use the same std::string as torch (_GLIBCXX_USE_CXX11_ABI). The old one shows as ``Ss`` in
+    mangled names where torch exports ``__cxx11::basic_string``."""
+    for environment in case.environments:
+        read = [m for m in modules(environment) if "missing_count" in m and not variant(m, environment)]
+        broken = False
+        for module in read:
+            old = [str(name) for name in module.get("missing") or [] if old_string_abi(str(name))]
+            if old:
+                broken = True
+                yield (fail if module.get("important") else warn)(
+                    f"{module.get('path')} was built with the old C++ string ABI, torch with the new one",
+                    [f"{name}  {demangle(name)}" for name in old[:5]],
+                    "rebuild it with -D_GLIBCXX_USE_CXX11_ABI=1, or take the wheel for this torch",
+                )
+        if read and not broken:
+            yield ok("one C++ string ABI throughout")
+
+
+@rule(
+    "libnuma-present",
+    Where.HOST,
+    references=("odysseus-dev/odysseus#6257",),
+    weight=6,
+    explains=("shared-libraries-resolve",),
+)
+def libnuma_present(case: Case) -> Iterator[Verdict]:
+    """Kernel packages 0.3.21 to 0.4.3 link libnuma.so.1, which no pip package provides; the visible error is "Could not
+    load any common_ops library"."""
+    for environment in case.environments:
+        users = [m for m in modules(environment) if "libnuma.so.1" in (m.get("needed") or [])]
+        if not users:
+            continue
+        if any("libnuma.so.1" in (m.get("unresolved") or []) for m in users):
+            container = Where.CONTAINER if case.facts.container else Where.HOST
+            yield fail(
+                "libnuma.so.1 is missing",
+                [f"needed by {m.get('path')}" for m in users[:3]],
+                "apt-get install libnuma1 (dnf install numactl-libs)",
+                container,
+            )
+        else:
+            yield ok("libnuma.so.1 is there")
+
+
+@rule(
+    "cuda-libraries-resolve",
+    Where.VENV,
+    references=("vllm-project/vllm#31018", "sgl-project/sglang-omni#620", "kaito-project/kaito#2086", "sgl-project/sglang#29646", "sgl-project/sglang#2584", "vllm-project/vllm#52300"),
+    weight=6,
+)  # fmt: skip
+def cuda_libraries_resolve(case: Case) -> Iterator[Verdict]:
+    """Every CUDA soname (libcudart.so.12, libnvrtc.so.13, ...) that a native file needs must be found through its
+    RPATH, the NVIDIA packages beside torch or the system. One that is missing was built for another CUDA major than
+    torch."""
+    for environment in case.environments:
+        if not section(environment, "elf"):
+            yield unknown(f"{label(environment)}: its native files were not read")
+            continue
+        torch_cuda = str(section(environment, "torch").get("cuda") or "")
+        groups: dict[str, list[str]] = {}
+        for module in modules(environment):
+            if not module.get("important") and str(module.get("path")).split("/")[0] not in ("nixl_ep", "flash_attn"):
+                continue
+            for name in module.get("unresolved") or []:
+                if CUDA_SONAME.match(str(name)):
+                    groups.setdefault(str(name), []).append(str(module.get("path")))
+        for name, users in groups.items():
+            match = CUDA_SONAME.match(name)
+            assert match is not None
+            major = match.group(2) if match.group(1) in ("cudart", "nvrtc", "cublas", "cublasLt") else ""
+            evidence = [f"needed by {path}" for path in users[:4]]
+            evidence.append(f"torch {torch_text(environment)} is for CUDA {torch_cuda or 'none'}")
+            if major and torch_cuda and major != torch_cuda.split(".")[0]:
+                kernel = kernel_of(environment)
+                built = torch_for_kernel(kernel[1]) if kernel and any(KERNEL.match(path) for path in users) else None
+                remedy = (
+                    f"this build belongs to a CUDA {major} stack"
+                    + (f" (torch {built[0]})" if built else "")
+                    + f"; take the build for CUDA {torch_cuda.split('.')[0]}, or move torch"
+                )
+            else:
+                remedy = f"install the NVIDIA runtime package with {name} in this environment"
+            yield fail(f"{name} is not found", evidence, remedy)
+        if not groups:
+            yield ok("every CUDA library resolves")
+
+
+@rule("shared-libraries-resolve", Where.VENV, weight=9)
+def shared_libraries_resolve(case: Case) -> Iterator[Verdict]:
+    """Every other soname of the files that the server loads must resolve."""
+    for environment in case.environments:
+        if not section(environment, "elf"):
+            yield unknown(f"{label(environment)}: its native files were not read")
+            continue
+        torch_missing = any(str(m.get("path")).startswith("torch/lib/libtorch") for m in modules(environment)) is False
+        found = False
+        for module in modules(environment):
+            path = str(module.get("path"))
+            # Plug-ins that their package loads itself, after its main library.
+            if not module.get("important") or path.startswith(("triton/plugins/", "xgrammar/")):
+                continue
+            names = [
+                str(name)
+                for name in module.get("unresolved") or []
+                if not CUDA_SONAME.match(str(name)) and name != "libnuma.so.1"
+            ]
+            torch_names = [name for name in names if name.startswith(("libtorch", "libc10"))]
+            if names:
+                found = True
+                remedy = (
+                    "install torch in this environment"
+                    if torch_names and torch_missing
+                    else "install the package that provides it"
+                )
+                essential = path.startswith(("sgl_kernel/", "torch/lib/libtorch", "torch/lib/libc10", "torch/_C"))
+                yield (fail if essential else warn)(f"{path}: {', '.join(names[:4])} not found", (), remedy)
+        if not found:
+            yield ok("every other library resolves")
+
+
+@rule(
+    "glibc-new-enough",
+    Where.HOST,
+    references=("huggingface/lerobot#2219", "HuguesTHOMAS/KPConv-PyTorch#250"),
+    weight=3,
+    explains=("extension-symbols-resolve",),
+)
+def glibc_new_enough(case: Case) -> Iterator[Verdict]:
+    """The symbol versions that native files ask of glibc and libstdc++ must be defined there; files copied from a newer
+    machine ask for more."""
+    runtime = section(case.raw, "venvs", "runtime")
+    for environment in case.environments:
+        needs = rows(section(environment, "elf").get("needs"))
+        broken = False
+        for need in needs:
+            version, library = str(need.get("version")), str(need.get("library"))
+            defines = section(runtime, library, "defines")
+            family, _, digits = version.rpartition("_")
+            have = str(defines.get(version if version.startswith("GLIBC_ABI") else family) or "")
+            if library == "libc.so.6" and not have and case.facts.glibc and family == "GLIBC":
+                have = f"GLIBC_{case.facts.glibc[0]}.{case.facts.glibc[1]}"
+            if version.startswith("GLIBC_ABI"):
+                bad = bool(defines) and version not in defines
+            elif not have:
+                continue
+            else:
+                bad = (version_tuple(digits) or ()) > (version_tuple(have.rpartition("_")[2]) or ())
+            if bad:
+                broken = True
+                yield fail(
+                    f"{need.get('path')} needs {version} of {library}",
+                    [f"the host's {library} goes up to {have or 'an older ABI'}"],
+                    "a newer distribution or container, or a build on this host",
+                )
+        if needs and not broken:
+            yield ok("glibc and libstdc++ are new enough for every native file")
+
+
+@rule("native-files-whole", Where.VENV, weight=5, explains=("extension-symbols-resolve", "shared-libraries-resolve"))
+def native_files_whole(case: Case) -> Iterator[Verdict]:
+    """Native files must be whole and for this machine: not truncated by an interrupted install, not of another
+    architecture."""
+    for environment in case.environments:
+        elf = section(environment, "elf")
+        if not elf:
+            continue
+        broken = False
+        for item in rows(elf.get("bad")):
+            reason = str(item.get("reason"))
+            if item.get("important") and "no ELF header" not in reason:
+                broken = True
+                yield fail(f"{item.get('path')}: {reason}", (), "reinstall the package")
+        other = [
+            m
+            for m in modules(environment)
+            if m.get("important") and case.facts.arch and m.get("machine") not in (case.facts.arch, None)
+        ]
+        essential = [m for m in other if str(m.get("path")).startswith(("torch/", "sgl_kernel/"))]
+        if essential:
+            broken = True
+            yield fail(
+                f"native files for {essential[0].get('machine')} on {case.facts.arch}",
+                [str(m.get("path")) for m in essential[:3]],
+                "rebuild the environment on this host",
+            )
+        if not broken:
+            yield ok("no damaged or foreign native files")
+
+
+@rule(
+    "nccl-matches-torch",
+    Where.VENV,
+    references=("vllm-project/vllm#4195", "rwth-i6/returnn#1802", "pytorch/pytorch#186591"),
+    weight=9,
+)
+def nccl_matches_torch(case: Case) -> Iterator[Verdict]:
+    """The libnccl that would be loaded must define every nccl symbol that torch asks for."""
+    for environment in case.environments:
+        broken = False
+        users = [m for m in modules(environment) if "libnccl.so.2" in (m.get("needed") or []) and "missing_count" in m]
+        for module in users:
+            names = [str(name) for name in module.get("missing") or [] if str(name).startswith("nccl")]
+            if names:
+                broken = True
+                owners = section(environment, "owners").get("nvidia/nccl/lib/libnccl.so.2") or []
+                yield fail(
+                    f"libnccl.so.2 lacks {', '.join(names[:3])}, which {module.get('path')} needs",
+                    [
+                        f"owned by: {', '.join(map(str, owners)) or 'no package of this environment'}",
+                        f"torch {torch_text(environment)}",
+                    ],
+                    "reinstall the nvidia-nccl package that torch requires, and remove any other",
+                )
+        if users and not broken:
+            yield ok("libnccl defines what torch needs")

@@ -1,0 +1,169 @@
+"""Reports for people: rich tables on a terminal, plain text in a pipe, Markdown in a file. Text from hosts is never
+markup."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from dflash_deploy.audit.compare import Item
+from dflash_deploy.audit.report import Report
+from dflash_deploy.audit.rules import Rule
+from dflash_deploy.audit.stacks import Choice, Stack
+from dflash_deploy.model import Finding, Severity
+
+STYLES = {
+    Severity.FAIL: "bold red",
+    Severity.WARN: "yellow",
+    Severity.OK: "green",
+    Severity.UNKNOWN: "magenta",
+    Severity.NOT_APPLICABLE: "dim",
+}
+
+
+def console() -> Console:
+    """Stdout, at least 100 columns wide where it is no terminal."""
+    return Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 120)
+
+
+def finding_text(finding: Finding) -> Text:
+    """Message, evidence and remedy of one finding."""
+    text = Text(finding.message)
+    for line in finding.evidence:
+        text.append(f"\n  {line}", style="dim")
+    if finding.remedy:
+        text.append(f"\n→ {finding.remedy}", style="cyan")
+    return text
+
+
+def print_report(report: Report, *, everything: bool = False) -> None:
+    """The audit's table: failures, warnings and what could not be seen; all rules when ``everything``."""
+    out = console()
+    title = f"{report.host}: {'can run' if report.compatible else 'cannot run'} {report.stack or 'what is installed'}"
+    out.print(Text(title, style="bold green" if report.compatible else "bold red"))
+    shown = [f for f in report.findings if everything or f.severity in (Severity.FAIL, Severity.WARN, Severity.UNKNOWN)]
+    if shown:
+        table = Table(show_lines=True, expand=True)
+        table.add_column("", no_wrap=True)
+        table.add_column("rule", no_wrap=True)
+        table.add_column("where", no_wrap=True)
+        table.add_column("what", ratio=1)
+        for finding in shown:
+            mark = "PRIMARY" if finding.primary else ("└ follows" if finding.because_of else str(finding.severity))
+            table.add_row(
+                Text(mark, style=STYLES[finding.severity]),
+                Text(finding.rule),
+                Text(str(finding.where)),
+                finding_text(finding),
+            )
+        out.print(table)
+    out.print(Text(report.coverage_line, style="dim"))
+    for section, error in dict(report.probe.get("errors") or {}).items():
+        out.print(Text(f"not seen: {section} ({error})", style="magenta"))
+    if not report.stack:
+        print_choices(report.stacks)
+
+
+def print_choices(choices: Sequence[Choice]) -> None:
+    """Stacks ranked for one host."""
+    table = Table(title="stacks for this host", title_justify="left", expand=True)
+    for column in ("stack", "fits", "why"):
+        table.add_column(column, no_wrap=column != "why", ratio=1 if column == "why" else None)
+    for choice in choices:
+        why = "; ".join(choice.reasons) + (f"\n→ {'; '.join(choice.changes)}" if choice.changes else "")
+        table.add_row(
+            Text(choice.stack.name),
+            Text("yes" if choice.fits else "no", style="green" if choice.fits else "red"),
+            Text(why),
+        )
+    console().print(table)
+
+
+def print_stacks(stacks: Sequence[Stack]) -> None:
+    """The stack table."""
+    table = Table(expand=True)
+    for column in (
+        "stack",
+        "torch",
+        "CUDA",
+        "kernel",
+        "flashinfer",
+        "transformers",
+        "Python",
+        "glibc",
+        "driver",
+        "DFLASH",
+    ):
+        table.add_column(column, no_wrap=column == "stack")
+    for stack in stacks:
+        table.add_row(
+            stack.name,
+            stack.torch,
+            stack.cuda or "-",
+            stack.kernel or "-",
+            stack.flashinfer or "-",
+            stack.transformers,
+            "–".join(f"{major}.{minor}" for major, minor in stack.python),
+            ".".join(map(str, stack.min_glibc)),
+            ".".join(map(str, stack.min_driver)) if stack.min_driver else "-",
+            "yes" if stack.native_dflash else "no",
+        )
+    console().print(table)
+
+
+def print_rule(rule: Rule) -> None:
+    """One rule for ``explain``."""
+    out = console()
+    out.print(Text(rule.id, style="bold"))
+    out.print(Text(" ".join(rule.title.split())))
+    out.print(Text(f"applies to: {rule.where}"))
+    if rule.explains:
+        out.print(Text(f"explains failures of: {', '.join(rule.explains)}"))
+    for reference in rule.references:
+        out.print(Text(f"seen in: {reference}", style="dim"))
+
+
+def print_comparison(items: Sequence[Item], here: str, there: str) -> None:
+    """What may travel from ``here`` to ``there``."""
+    table = Table(title=f"from {here} to {there}", title_justify="left", show_lines=True, expand=True)
+    for column in ("what", "verdict", "why"):
+        table.add_column(column, no_wrap=column == "verdict", ratio=2 if column == "why" else None)
+    colours = {"travels": "green", "rebuild": "red", "stays": "dim", "unknown": "magenta"}
+    for item in items:
+        table.add_row(Text(item.what), Text(item.verdict, style=colours[item.verdict]), Text("\n".join(item.why)))
+    console().print(table)
+
+
+def cell(text: str) -> str:
+    """Text that cannot break out of a Markdown table cell."""
+    escaped = "".join("\\" + char if char in "\\`*_[]<>|" else char for char in text)
+    return escaped.replace("\n", "<br>")
+
+
+def markdown(report: Report) -> str:
+    """The audit as a Markdown document."""
+    lines = [
+        f"# Audit of {cell(report.host)}",
+        "",
+        f"{'Can' if report.compatible else 'Cannot'} run {cell(report.stack or 'what is installed')}. {report.coverage_line}.",
+        "",
+        "| | rule | where | what | remedy |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for finding in report.findings:
+        if finding.severity is Severity.NOT_APPLICABLE:
+            continue
+        mark = "**PRIMARY**" if finding.primary else str(finding.severity)
+        what = "<br>".join(cell(line) for line in (finding.message, *finding.evidence))
+        follows = f"<br>follows from {finding.because_of}" if finding.because_of else ""
+        lines.append(f"| {mark} | {finding.rule} | {finding.where} | {what}{follows} | {cell(finding.remedy)} |")
+    lines += ["", "## Stacks", "", "| stack | fits | why |", "| --- | --- | --- |"]
+    for choice in report.stacks:
+        lines.append(
+            f"| {choice.stack.name} | {'yes' if choice.fits else 'no'} | {cell('; '.join((*choice.reasons, *choice.changes)))} |"
+        )
+    return "\n".join(lines) + "\n"
