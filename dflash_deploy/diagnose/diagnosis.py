@@ -35,7 +35,9 @@ class Cause:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What a log says. ``primary`` is None when nothing is known: then ``first_errors`` and ``context`` are all there is."""
+    """What a log says. ``primary`` is None when nothing is known: then ``first_errors`` and ``context`` are all there
+    is.
+    """
 
     primary: Cause | None
     others: tuple[Cause, ...]

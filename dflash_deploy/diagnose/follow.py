@@ -1,4 +1,6 @@
-"""Waits for a start by watching its log: ends when it is ready, at the first fatal line, when the process is gone, or when a phase stalls."""
+"""Waits for a start by watching its log: ends when it is ready, at the first fatal line, when the process is gone, or
+when a phase stalls.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ STALL_LIMITS: Mapping[Phase, float] = {
     Phase.WARM_UP: 900.0,
     Phase.READY: 120.0,
 }
-"""Seconds without any new line before a phase counts as stalled. Post-load processing and JIT compilation are silent for long, the
+"""Seconds without any new line before a phase counts as stalled. Post-load processing and JIT compilation are silent
+for long, the
 distributed init is not."""
 
 _DRAIN_S = 1.5
@@ -44,7 +47,9 @@ class Outcome:
 
 
 def learned_limits(earlier: Mapping[str, float], base: Mapping[Phase, float] = STALL_LIMITS) -> dict[Phase, float]:
-    """Stall limits from an earlier start's phase times on that host: never below the base, ten times the earlier time at most added."""
+    """Stall limits from an earlier start's phase times on that host: never below the base, ten times the earlier time
+    at most added.
+    """
     return {phase: max(limit, 10.0 * earlier.get(phase.value, 0.0)) for phase, limit in base.items()}
 
 
@@ -64,9 +69,11 @@ def follow_until_ready(
     """Follow the log from ``offset`` on until the start has succeeded or failed.
 
     Args:
-        is_alive: whether the service's main process is there; asked about once per ``probe_s``, believed at the second "no" in a row.
+        is_alive: whether the service's main process is there; asked about once per ``probe_s``, believed at the second
+            "no" in a row.
         ready: whether the service answers (``health.is_ready``); asked about once per ``probe_s``.
-        limits: seconds without a new line per phase. There is no limit on the whole: a slow start that moves on is left alone.
+        limits: seconds without a new line per phase. There is no limit on the whole: a slow start that moves on is
+            left alone.
 
     Raises:
         ConnectionLost: the host went away.

@@ -1,8 +1,11 @@
 """The signature table: what a line of a log or report says about the cause of a failure.
 
-The table is data (``signatures.toml``). Keys of an entry: ``id`` (stable, kebab-case); ``rule`` (the audit rule that would have caught it, or
-empty); ``kind`` (``cause``: mend this; ``symptom``: real, but a cause found beside it explains it; ``consequence``: never the reason);
-``title``, ``cause``, ``where`` (host, container, venv, model, service), ``next``, ``ref``; ``any`` (one pattern suffices) and ``not``
+The table is data (``signatures.toml``). Keys of an entry: ``id`` (stable, kebab-case); ``rule`` (the audit rule that
+would have caught it, or
+empty); ``kind`` (``cause``: mend this; ``symptom``: real, but a cause found beside it explains it; ``consequence``:
+never the reason);
+``title``, ``cause``, ``where`` (host, container, venv, model, service), ``next``, ``ref``; ``any`` (one pattern
+suffices) and ``not``
 (none may be in the line).
 """
 

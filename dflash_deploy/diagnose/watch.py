@@ -1,6 +1,8 @@
-"""Reads a server's log as it grows: phases, progress, the first exception of each rank, fatal lines. Bytes in, events out, constant memory.
+"""Reads a server's log as it grows: phases, progress, the first exception of each rank, fatal lines. Bytes in, events
+out, constant memory.
 
-The lines are those of SGLang 0.5.11 to 0.5.23. All processes share one log, so a traceback's lines carry no rank: they belong to the rank
+The lines are those of SGLang 0.5.11 to 0.5.23. All processes share one log, so a traceback's lines carry no rank: they
+belong to the rank
 of the line that opened it.
 """
 
@@ -91,30 +93,31 @@ _ANSI = re.compile(rb"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07]*\x07|\x1b[@-_]|[\x
 _PREFIX = re.compile(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)?((?: [A-Z_]+\d+)*)\] ?")
 _TRACE = "Traceback (most recent call last)"
 _EXCEPTION = re.compile(
-    r"^(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Timeout|Warning|Fault|Refused)?(?:: |:?$)|^[a-z_][\w.]+\.[A-Z]\w+(?::|$)"
+    r"^(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Timeout|Warning|Fault|Refused)?(?:: |:?$)"
+    r"|^[a-z_][\w.]+\.[A-Z]\w+(?::|$)"
 )
 _CHAIN = ("During handling of the above", "The above exception was", "Traceback (most recent")
 _FATAL = re.compile(
-    r"hit an exception|Received sigquit|Initialization failed\.|: error: (?:unrecognized|argument |the following)|Fatal Python error"
-    r"|Segmentation fault|Watchdog timeout|[Aa]ddress already in use|Capture .{0,40}graph failed|^Killed$|core dumped|No space left on device"
-    r"|(?:rank|scheduler|detokenizer)\S* .{0,20}(?:died|terminated unexpectedly)|Floating point exception|Out of memory: Killed",
+    r"hit an exception|Received sigquit|Initialization failed\.|Fatal Python error|Segmentation fault|Watchdog timeout"
+    r"|: error: (?:unrecognized|argument |the following)|[Aa]ddress already in use|Capture .{0,40}graph failed|^Killed$"
+    r"|core dumped|No space left on device|Floating point exception|Out of memory: Killed"
+    r"|(?:rank|scheduler|detokenizer)\S* .{0,20}(?:died|terminated unexpectedly)"
 )
 _BENIGN = re.compile(
-    r"Ignore import error|UserWarning|FutureWarning|DeprecationWarning|Fail to set RLIMIT|No CUDA runtime is found|warnings\.warn"
-    r"|generation config|server_args=|is deprecated|Using default .{0,40}config|is not available(?:,| and) .{0,30}(?:fall|using)"
-    r"|No (?:HuggingFace )?chat template"
+    r"Ignore import error|UserWarning|FutureWarning|DeprecationWarning|Fail to set RLIMIT|No CUDA runtime is found"
+    r"|warnings\.warn|generation config|server_args=|is deprecated|Using default .{0,40}config"
+    r"|is not available(?:,| and) .{0,30}(?:fall|using)|No (?:HuggingFace )?chat template"
 )
 # A chunk is searched for each of these literals at once (memchr speed); most lines of a serving log stop here.
 _KEYWORDS = tuple(
-    word.encode()
-    for word in (
-        "raceback", "rror", "ERROR", "xception", "ail", "FAIL", "atal", "undefined", "annot", "upported", "ot found", "o such", "space left",
-        "atchdog", "igquit", "illed", "ut of", "imeout", "imed out", "Xid", "nvalid", "efused", "enied", "issing", "stuck", "hangs", "hung",
-        "recognized", "exceed", "ignal", "unbalanced", "anic", "oom", "already", "died", "dumped", "deadlock", "nan", "inf ", "warmup",
-        "torch distributed", "Load weight", "oading ", "Captur", "KV Cache", "draft runner", "max_total_num_tokens", "Uvicorn", "fired up",
-        "erverArgs(", "Memory pool",
-    )
-)  # fmt: skip
+    (
+        b"raceback|rror|ERROR|xception|ail|FAIL|atal|undefined|annot|upported|ot found|o such|space left"
+        b"|atchdog|igquit|illed|ut of|imeout|imed out|Xid|nvalid|efused|enied|issing|stuck|hangs|hung"
+        b"|recognized|exceed|ignal|unbalanced|anic|oom|already|died|dumped|deadlock|nan|inf |warmup"
+        b"|torch distributed|Load weight|oading |Captur|KV Cache|draft runner|max_total_num_tokens|Uvicorn"
+        b"|fired up|erverArgs(|Memory pool"
+    ).split(b"|")
+)
 _REPEATABLE = re.compile(rb"Traceback|\d/\d|egin|allocated|draft|max_total|Uvicorn|fired|ServerArgs")
 _SHARDS = re.compile(r"[Ll]oading .*?(?:shards|weights|files).*?(\d+)/(\d+)")
 _GRAPH = re.compile(r"Capturing .*?\b(\d+)/(\d+) ?\[")
@@ -148,7 +151,8 @@ class Watcher:
     """Incremental log parser.
 
     Args:
-        thorough: match every line against the whole table (for reports and short logs) instead of the suspicious ones alone.
+        thorough: match every line against the whole table (for reports and short logs) instead of the suspicious ones
+            alone.
     """
 
     def __init__(self, *, thorough: bool = False) -> None:
@@ -167,7 +171,9 @@ class Watcher:
         self._scans = 0
 
     def feed(self, data: bytes) -> list[Event]:
-        """Take the next bytes of the log; tell what they mean. A line counts once its end has come (or it is too long)."""
+        """Take the next bytes of the log; tell what they mean. A line counts once its end has come (or it is too
+        long).
+        """
         events: list[Event] = []
         data = data.replace(b"\r", b"\n")
         if self._dropping:
@@ -211,7 +217,9 @@ class Watcher:
         self._skip(block, position, len(block), events)
 
     def _skip(self, block: bytes, position: int, stop: int, events: list[Event]) -> int:
-        """Pass over lines without a keyword up to ``stop``; those inside an open traceback are read. Returns where it stands."""
+        """Pass over lines without a keyword up to ``stop``; those inside an open traceback are read. Returns where it
+        stands.
+        """
         while self._trace is not None and position < stop:
             end = block.find(b"\n", position)
             self._line(block[position : min(end, position + MAX_LINE)], events)

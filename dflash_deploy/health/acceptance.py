@@ -1,6 +1,7 @@
 """Acceptance of drafted tokens, from the ``meta_info`` of requests.
 
-SGLang 0.5.16 gives per request ``spec_verify_ct`` (verify steps), ``spec_num_correct_drafts`` and ``spec_correct_drafts_histogram`` (entry k:
+SGLang 0.5.16 gives per request ``spec_verify_ct`` (verify steps), ``spec_num_correct_drafts`` and
+``spec_correct_drafts_histogram`` (entry k:
 steps in which k drafted tokens were accepted; older name: ``spec_accept_histogram``).
 """
 

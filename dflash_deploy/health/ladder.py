@@ -305,7 +305,7 @@ class _Ladder:
 
     # -- lossless, soak --------------------------------------------------------------------------------------------
     def lossless(self) -> _Verdict:
-        faults = []
+        faults: list[str] = []
         with ThreadPoolExecutor(max(1, min(self.options.concurrency, 8))) as pool:
             answers = list(pool.map(self._ask, self.options.reference))
         for probe, answer in zip(self.options.reference, answers, strict=True):
@@ -326,7 +326,8 @@ class _Ladder:
         def memory() -> int:
             return sum(int(p["rss_kib"]) for p in self.look().get("tree", ()))
 
-        probes, asked, faults = self.probes(), 0, []
+        probes, asked = self.probes(), 0
+        faults: list[str] = []
         before, began = memory(), time.monotonic()
         halfway = 0
         tokens = 0
@@ -363,7 +364,9 @@ _RUNGS: tuple[tuple[str, Level, str, _Check], ...] = (
 
 
 def planned_arguments(settings: Settings) -> dict[str, Any]:
-    """What ``/server_info`` should say, by field name, from the planned command line. Flags that name no field are left out later."""
+    """What ``/server_info`` should say, by field name, from the planned command line. Flags that name no field are
+    left out later.
+    """
     argv = settings.server_argv()
     planned: dict[str, Any] = {}
     for at, word in enumerate(argv):
@@ -418,12 +421,11 @@ def check(
     """
     level, options = Level(level), options or Options()
     order = list(Level)
-    if order.index(level) >= order.index(Level.LOSSLESS) and not options.reference:
-        if level is Level.LOSSLESS:
-            raise UsageError(
-                "the lossless rung compares with recorded answers of the same target without speculation",
-                hint="serve once with --algorithm NONE, dflash-deploy health HOST --record FILE, then --reference FILE",
-            )
+    if level is Level.LOSSLESS and not options.reference:
+        raise UsageError(
+            "the lossless rung compares with recorded answers of the same target without speculation",
+            hint="serve once with --algorithm NONE, dflash-deploy health HOST --record FILE, then --reference FILE",
+        )
     rungs: list[Rung] = []
     with host.forward(settings.port) as port:
         ladder = _Ladder(host, settings, options, f"http://127.0.0.1:{port}")

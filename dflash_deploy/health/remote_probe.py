@@ -1,4 +1,7 @@
-"""Runs on the target through its Python's stdin: who owns the port, in which state the processes are, whether patched files are unchanged.
+# mypy: ignore-errors
+# ruff: noqa: PTH, UP031
+"""Runs on the target through its Python's stdin: who owns the port, in which state the processes are, whether patched
+files are unchanged.
 
     python -I - PORT SITE_PARENT
 
@@ -116,4 +119,5 @@ def main():
     print(json.dumps({"listening": bool(inodes), "owners": top, "tree": tree, "manifest": manifest(lib)}))
 
 
-main()
+if __name__ == "__main__":
+    main()

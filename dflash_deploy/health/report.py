@@ -55,7 +55,9 @@ class HealthReport:
     level: Level
     rungs: tuple[Rung, ...]
     data: Mapping[str, Any] = field(default_factory=dict)
-    """url, model, completion, acceptance_length, acceptance_histogram, acceptance_by_position, tokens_per_s, …, where known."""
+    """url, model, completion, acceptance_length, acceptance_histogram, acceptance_by_position, tokens_per_s, …, where
+    known.
+    """
 
     @property
     def failed(self) -> Rung | None:

@@ -1,0 +1,64 @@
+"""Logs as files, causes as answers; reports worded differently from the table's own examples as well."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from dflash_deploy.diagnose import by_id, diagnose, make_bundle, redact, table
+from dflash_deploy.diagnose.signatures import KINDS
+
+CASES = [
+    json.loads(line)
+    for line in (Path(__file__).parents[1] / "data" / "diagnose" / "cases.jsonl").read_text("utf-8").splitlines()
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=[f"{i}-{c['want']}" for i, c in enumerate(CASES)])
+@pytest.mark.parametrize("thorough", [True, False])
+def test_primary_cause(case: dict[str, str], thorough: bool) -> None:
+    found = diagnose(case["log"].encode(), thorough=thorough)
+    if not thorough and case["log"].startswith("stall"):
+        pytest.skip("a verdict of ours, never a line of a log")
+    assert (found.primary.id if found.primary else None) == case["want"]
+
+
+def test_table_is_sound() -> None:
+    assert len({s.id for s in table()}) == len(table())
+    for s in table():
+        assert s.kind in KINDS and s.where in ("host", "container", "venv", "model", "service"), s.id
+        assert re.fullmatch(r"[a-z0-9-]+", s.id) and s.title and s.cause and s.next, s.id
+        assert not any(p.search("") for p in s.patterns), s.id
+    with pytest.raises(KeyError):
+        by_id("no-such-thing")
+
+
+def test_unknown_failure_gives_the_first_exception() -> None:
+    log = (
+        b"[2026-01-05 10:00:01 TP1] Scheduler hit an exception: Traceback (most recent call last):\n"
+        b'  File "a.py", line 1, in f\n    g()\nQuirkError: the flux is off\n'
+        b"[2026-01-05 10:00:02 TP0] Scheduler hit an exception: Traceback (most recent call last):\n"
+        b'  File "a.py", line 1, in f\n    g()\nOtherError: consequence\n'
+    )
+    found = diagnose(log)
+    assert found.primary is None and found.failed
+    assert [(e.rank, e.exception) for e in found.first_errors] == [
+        ("TP1", "QuirkError: the flux is off"),
+        ("TP0", "OtherError: consequence"),
+    ]
+
+
+def test_bundle_holds_no_secret() -> None:
+    secret = "hf_" + "a1B2c3D4e5F6g7H8i9J0"
+    log = f"--api-key s3cr3tvalue {secret} HF_TOKEN={secret} http://bob:pa55word@proxy:3128 max_total_tokens=4096\n"
+    data = make_bundle(log.encode(), {"settings.json": {"api_key": "s3cr3tvalue", "port": 1}})
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        text = "".join((tar.extractfile(m) or io.BytesIO()).read().decode() for m in tar.getmembers())
+    for gone in ("s3cr3tvalue", secret, "pa55word"):
+        assert gone not in text
+    assert "max_total_tokens=4096" in redact(log) and '"port": 1' in text
