@@ -207,11 +207,13 @@ def lock(
         result = host.run(["/bin/sh", "-c", take, "sh", root, folder], input=text, timeout_s=30)
         if result.ok:
             break
-        holder = _holder(host, folder)
+        seen = host.read(posixpath.join(folder, "owner.json"))
+        holder = _parsed(seen)
         if holder is None:
             if host.run(["test", "-d", folder], timeout_s=30).ok:
                 time.sleep(1.0)
-                holder = _holder(host, folder) or {}
+                seen = host.read(posixpath.join(folder, "owner.json"))
+                holder = _parsed(seen) or {}
             elif not host.run(["test", "-w", root], timeout_s=30).ok:
                 raise CommandFailed(
                     f"{root} on {host.name} cannot be written",
@@ -234,9 +236,7 @@ def lock(
             on_notice(
                 f"taking over the lock of {holder.get('user', '?')} ({holder.get('what', '?')}): {why or '--break-lock'}"
             )
-        # Moved aside by rename before it is removed: of two that take over, one wins.
-        aside = f"{folder}.stale-{os.getpid()}-{time.time_ns()}"
-        host.run(["/bin/sh", "-c", 'mv "$1" "$2" && rm -rf "$2"', "sh", folder, aside], timeout_s=30)
+        _remove_stale(host, folder, seen)
     else:
         raise Locked(f"the lock of {host.name} changes hands all the time", hint="run the same command again")
     try:
@@ -250,12 +250,21 @@ def lock(
 
 def holder(host: Host, root: str) -> Mapping[str, Any] | None:
     """Who holds the lock, with ``stale`` (a reason or ``""``); None when nobody does."""
-    found = _holder(host, posixpath.join(root, "lock"))
+    found = _parsed(host.read(posixpath.join(root, "lock", "owner.json")))
     return None if found is None else {**found, "stale": _stale(found)}
 
 
-def _holder(host: Host, folder: str) -> dict[str, Any] | None:
-    data = host.read(posixpath.join(folder, "owner.json"))
+def _remove_stale(host: Host, folder: str, seen: bytes | None) -> None:
+    """Remove the lock if it still is the one that was judged. Those that take over go one by one, or the second would remove the
+    first one's new lock."""
+    script = (
+        'find "$1.taking" -maxdepth 0 -mmin +1 -exec rmdir {} + 2>/dev/null; mkdir "$1.taking" || exit 0; '
+        'present=$(cat "$1/owner.json" 2>/dev/null); [ "$present" = "$(cat)" ] && rm -rf "$1"; rmdir "$1.taking"'
+    )
+    host.run(["/bin/sh", "-c", script, "sh", folder], input=seen or b"\n", timeout_s=30)
+
+
+def _parsed(data: bytes | None) -> dict[str, Any] | None:
     if data is None:
         return None
     try:

@@ -1,0 +1,110 @@
+"""Settings → unit, environment file and the steps of a launch."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dflash_deploy.assets import templates_dir
+from dflash_deploy.facts import Facts
+from dflash_deploy.plan.launch import Present, ServiceFiles, env_quoted, exec_line, paths, plan_launch, render, unit_path
+from dflash_deploy.settings import Mode, Settings, effective
+
+MODES = list(Mode)
+
+
+def deployed(facts: Facts, mode: Mode, **options: object) -> tuple[Settings, ServiceFiles]:
+    settings = effective("h", facts, options={"mode": str(mode), **options})
+    return settings, render(settings, facts, templates_dir(), ("content",))
+
+
+def present_of(settings: Settings, facts: Facts, files: ServiceFiles) -> Present:
+    """What stands on the host after a launch."""
+    data = {settings.env_file: files.env, settings.runner: files.runner, settings.staged_unit: files.unit}
+    data[unit_path(settings, facts)] = files.unit
+    digests = {path: hashlib.sha256(data[path]).hexdigest() for path in paths(settings, facts)}
+    return Present(digests, True, True, files.fingerprint)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_second_launch_does_nothing(facts: Facts, mode: Mode) -> None:
+    settings, files = deployed(facts, mode)
+    first = plan_launch(settings, facts, files, Present({}))
+    assert not first.empty
+    assert plan_launch(settings, facts, files, present_of(settings, facts, files)).empty
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("change", [{"port": 31000}, {"budget": 8}, {"env": {"A": "b"}}, {"server_args": ["--x"]}, {"model": "/m", "draft_model": "/d"}])
+def test_any_change_of_what_serves_restarts(facts: Facts, mode: Mode, change: dict[str, object]) -> None:
+    settings, files = deployed(facts, mode)
+    before = present_of(settings, facts, files)
+    settings, changed = deployed(facts, mode, **change)
+    plan = plan_launch(settings, facts, changed, before)
+    assert plan.steps[-1].title == "restart the service"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_other_content_restarts(facts: Facts, mode: Mode) -> None:
+    settings, files = deployed(facts, mode)
+    other = render(settings, facts, templates_dir(), ("other patches",))
+    assert other.fingerprint != files.fingerprint
+    assert not plan_launch(settings, facts, other, present_of(settings, facts, files)).empty
+
+
+def test_a_unit_that_is_there_is_not_written_again(facts: Facts) -> None:
+    settings, files = deployed(facts, Mode.SYSTEM)
+    stopped = replace(present_of(settings, facts, files), running=False, running_fingerprint="")
+    titles = [step.title for step in plan_launch(settings, facts, files, stopped).steps]
+    assert titles == ["forget earlier failures", "start the service"]
+    disabled = replace(present_of(settings, facts, files), enabled=False)
+    assert [step.title for step in plan_launch(settings, facts, files, disabled).steps] == ["enable the service at boot"]
+
+
+def test_an_ordinary_user_goes_through_sudo_only_for_system_units(facts: Facts) -> None:
+    settings, files = deployed(facts, Mode.SYSTEM)
+    steps = [step.describe() for step in plan_launch(settings, facts, files, Present({})).steps]
+    assert any("sudo -n install" in step for step in steps) and b"User=me\n" in files.unit
+    root = replace(facts, uid=0, user="root")
+    settings, files = deployed(root, Mode.SYSTEM)
+    steps = [step.describe() for step in plan_launch(settings, root, files, Present({})).steps]
+    assert not any("sudo" in step for step in steps) and b"User=" not in files.unit
+    settings, files = deployed(facts, Mode.USER)
+    steps = [step.describe() for step in plan_launch(settings, facts, files, Present({})).steps]
+    assert not any("sudo" in step for step in steps) and any("/run/user/1000" in step for step in steps)
+
+
+def test_secrets_are_in_the_environment_file_alone(facts: Facts) -> None:
+    settings, files = deployed(facts, Mode.SYSTEM, env={"HF_TOKEN": "hf_secret"})
+    plan = plan_launch(settings, facts, files, Present({}))
+    assert b"hf_secret" in files.env and b"hf_secret" not in files.unit
+    assert "hf_secret" not in repr(plan) + " ".join(step.describe() for step in plan.steps)
+    assert next(step.mode for step in plan.steps if getattr(step, "path", "") == settings.env_file) == 0o600  # type: ignore[union-attr]
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze here")
+@pytest.mark.parametrize("mode", [Mode.SYSTEM, Mode.USER])
+def test_systemd_accepts_the_unit(facts: Facts, mode: Mode, tmp_path: Path) -> None:
+    python = tmp_path / "root % x" / "venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text("#!/bin/sh\n")
+    python.chmod(0o755)
+    awkward = ["--json", '{"a": "$HOME %h \\\\ \'x\'"}']
+    me = replace(facts, user="root", uid=0)
+    settings, files = deployed(me, mode, root=str(tmp_path / "root % x"), server_args=awkward)
+    unit = tmp_path / f"{settings.service}.service"
+    unit.write_bytes(files.unit)
+    scope = "--user" if mode == Mode.USER else "--system"
+    result = subprocess.run(["systemd-analyze", "verify", scope, "--man=no", str(unit)], capture_output=True, text=True, timeout=60)
+    complaints = [line for line in result.stderr.splitlines() if unit.name in line]
+    assert complaints == [], result.stderr
+
+
+def test_quoting() -> None:
+    assert exec_line(["a", "b c", 'd"e', "50%", "$X", ""]) == 'a "b c" "d\\"e" 50%% $$X ""'
+    assert env_quoted('a"b$c`d\\e') == '"a\\"b\\$c\\`d\\\\e"'
