@@ -99,9 +99,7 @@ def one_cuda_major(case: Case) -> Iterator[Verdict]:
         for name, version in have.items():
             match = CU_TAG.search(name)
             local = re.search(r"\+cu(\d\d)\d*", version)
-            # cuSPARSELt and NVSHMEM have carried either tag beside both majors; only libraries with one path per name
-            # collide.
-            if match and name.startswith("nvidia-"):
+            if match and COLLIDES.match(name):
                 tagged.setdefault(match.group(1), []).append(f"{name} {version}")
             elif local and name != "torch":
                 tagged.setdefault(local.group(1), []).append(f"{name} {version}")

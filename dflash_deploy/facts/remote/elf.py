@@ -24,6 +24,8 @@ MACHINES = {3: "i386", 8: "mips", 21: "ppc64le", 22: "s390x", 40: "arm", 62: "x8
 MAX_SYMBOLS = 4000000
 MAX_ENTRIES = 65536
 SYMBOL = struct.Struct("<IBBHQQ")
+WORD = struct.Struct("<Q")
+HALF = struct.Struct("<I")
 WEAK = 2
 
 
@@ -181,23 +183,28 @@ class Elf:
             return name in self._names
         buckets, first, words, shift, bloom = self._gnu
         value = gnu_hash(name) if hashed is None else hashed
-        word = self._unpack("<Q", bloom + 8 * ((value // 64) % words))[0]
-        if not (word >> (value % 64)) & 1 or not (word >> ((value >> shift) % 64)) & 1:
-            return False
-        table = bloom + 8 * words
-        index = self._unpack("<I", table + 4 * (value % buckets))[0]
-        if index < first:
-            return False
-        chains = table + 4 * buckets
-        for _ in range(MAX_ENTRIES):
-            link = self._unpack("<I", chains + 4 * (index - first))[0]
-            if link | 1 == value | 1:
-                position, _, section = self._symbol(index)
-                if section != 0 and self._string(position) == name:
-                    return True
-            if link & 1:
+        data = self.data
+        try:
+            word = WORD.unpack_from(data, bloom + 8 * ((value // 64) % words))[0]
+            if not (word >> (value % 64)) & 1 or not (word >> ((value >> shift) % 64)) & 1:
                 return False
-            index += 1
+            table = bloom + 8 * words
+            index = HALF.unpack_from(data, table + 4 * (value % buckets))[0]
+            if index < first:
+                return False
+            chains = table + 4 * (buckets - first)
+            for _ in range(MAX_ENTRIES):
+                link = HALF.unpack_from(data, chains + 4 * index)[0]
+                if link | 1 == value | 1:
+                    position, _, _, section, _, _ = SYMBOL.unpack_from(data, self._symbols + index * 24)
+                    start = (self._strings or 0) + position
+                    if section != 0 and data[start : start + len(name) + 1] == name + b"\0":
+                        return True
+                if link & 1:
+                    return False
+                index += 1
+        except struct.error as error:
+            raise NotElf("corrupt: symbol hash table") from error
         return False
 
     def exported(self) -> Iterator[bytes]:

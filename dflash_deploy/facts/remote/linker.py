@@ -37,6 +37,7 @@ TORCH_PREFIXES += tuple(
 TORCH_PREFIXES += ("aoti_torch_", "torch_")
 LIBRARY_PREFIXES = ("nccl", "cudnn", "cublas")
 """Symbols of these C libraries are looked up in the copy that the process would load."""
+OTHER = tuple(prefix.encode() for prefix in LIBRARY_PREFIXES)
 WATCHED = tuple(prefix.encode() for prefix in TORCH_PREFIXES + LIBRARY_PREFIXES)
 
 
@@ -77,10 +78,19 @@ class Linker:
         for conf in sorted(glob.glob("/etc/ld.so.conf.d/*.conf")):
             self.system_dirs += [line.strip() for line in (read_text(conf) or "").splitlines() if line.startswith("/")]
         self.files: dict[str, Elf | None] = {}
+        self.real: dict[str, str] = {}
+        self.places: dict[tuple[str, str, str], tuple[str, str] | None] = {}
+        self.torch_names: dict[bytes, bool] = {}
+        self.torch_loaded: list[Elf] | None = None
+
+    def realpath(self, path: str) -> str:
+        if path not in self.real:
+            self.real[path] = os.path.realpath(path)
+        return self.real[path]
 
     def open(self, path: str) -> Elf | None:
         """The library, once per real path; None when it is not readable as ELF."""
-        real = os.path.realpath(path)
+        real = self.realpath(path)
         if real not in self.files:
             try:
                 self.files[real] = open_elf(real)
@@ -91,9 +101,15 @@ class Linker:
     def resolve(self, soname: str, path: str, elf: Elf) -> tuple[str, str] | None:
         """(file, how) that satisfies ``soname`` for the library at ``path``. ``preloaded``: torch loads it first (it
         opens its own libraries and the NVIDIA ones)."""
+        origin = self.realpath(os.path.dirname(path))
+        key = (soname, origin, ":".join(elf.runpath or elf.rpath))
+        if key not in self.places:
+            self.places[key] = self._resolve(soname, origin, elf)
+        return self.places[key]
+
+    def _resolve(self, soname: str, origin: str, elf: Elf) -> tuple[str, str] | None:
         if "/" in soname:
             return (soname, "path") if os.path.exists(soname) else None
-        origin = os.path.dirname(os.path.realpath(path))
         steps = [
             ("rpath", [] if elf.runpath else elf.rpath),
             ("LD_LIBRARY_PATH", self.search),
@@ -142,29 +158,46 @@ class Linker:
         return order, missing
 
     def torch_libraries(self) -> list[Elf]:
-        """The libraries that ``import torch`` makes visible."""
-        found = []
-        for folder in self.torch_dirs:
-            for path in sorted(glob.glob(os.path.join(glob.escape(folder), "lib*.so"))):
-                elf = self.open(path)
-                if elf is not None:
-                    found.append(elf)
-        return found
+        """The libraries that ``import torch`` makes visible, those with most symbols first."""
+        if self.torch_loaded is None:
+            order = ("libtorch_cpu.so", "libc10.so", "libtorch_python.so", "libtorch_cuda.so", "libc10_cuda.so")
+            found = []
+            for folder in self.torch_dirs:
+                paths = glob.glob(os.path.join(glob.escape(folder), "lib*.so"))
+                for path in sorted(paths, key=lambda p: (order.index(os.path.basename(p)) if os.path.basename(p) in order else 9, p)):
+                    elf = self.open(path)
+                    if elf is not None:
+                        found.append(elf)
+            self.torch_loaded = found
+        return self.torch_loaded
+
+    def torch_exports(self, name: bytes) -> bool:
+        """Some torch library defines ``name``."""
+        if name not in self.torch_names:
+            hashed = gnu_hash(name)
+            self.torch_names[name] = any(self._exports(library, name, hashed) for library in self.torch_libraries())
+        return self.torch_names[name]
 
     def missing_symbols(self, path: str, limit: int = 50) -> dict[str, Any]:
         """Strong undefined symbols of torch and of the C libraries above that nothing which ``path`` loads defines:
         ``{checked, missing: [...], missing_count}``."""
-        libraries, _ = self.closure(path)
-        if not libraries:
+        first = self.open(path)
+        if first is None:
             return {"checked": 0, "missing": [], "missing_count": 0}
-        present = {library.soname for library in libraries}
-        libraries = libraries + [library for library in self.torch_libraries() if library.soname not in present]
+        # torch's own libraries come from one wheel: only what they ask of others is looked up.
+        own = os.path.basename(os.path.dirname(path)) == "lib" and os.path.dirname(path) in self.torch_dirs
+        watched = OTHER if own else WATCHED
+        libraries: list[Elf] | None = None
         checked = 0
         missing = []
-        for name, weak in libraries[0].undefined():
-            if weak or not name.startswith(WATCHED):
+        for name, weak in first.undefined():
+            if weak or not name.startswith(watched):
                 continue
             checked += 1
+            if not name.startswith(OTHER) and self.torch_exports(name):
+                continue
+            if libraries is None:
+                libraries = self.closure(path)[0]
             hashed = gnu_hash(name)
             if not any(self._exports(library, name, hashed) for library in libraries):
                 missing.append(name.decode("utf-8", "backslashreplace"))

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from dflash_deploy.facts.remote.dists import distributions, kernel_owners, owners, torch_build
-from dflash_deploy.facts.remote.elf import NotElf, gnu_hash, open_elf
+from dflash_deploy.facts.remote.elf import NotElf, open_elf
 from dflash_deploy.facts.remote.fatbin import architectures
 from dflash_deploy.facts.remote.linker import Linker
 from dflash_deploy.facts.remote.tools import list_dir, read_bytes, read_text
@@ -148,10 +148,12 @@ def native_files(site: str, deadline: float, state: dict[str, Any]) -> Iterator[
                 for entry in entries:
                     state["files"] += 1
                     name = entry.name
+                    if name.endswith((".py", ".pyc", ".h", ".pyi", ".cuh", ".hpp")):
+                        continue
                     if entry.is_dir(follow_symlinks=False):
                         if name != "__pycache__" and not name.endswith(".dist-info"):
                             stack.append(entry.path)
-                    elif (name.endswith(".so") or ".so." in name) and entry.is_file(follow_symlinks=False):
+                    elif ".so" in name and (name.endswith(".so") or ".so." in name) and entry.is_file(follow_symlinks=False):
                         yield entry.path
         except OSError:
             continue
@@ -205,12 +207,7 @@ def scan(sites: list[str], markers: list[str]) -> dict[str, Any]:
                 modules.append(module)
             except NotElf as error:
                 bad.append({"path": relative, "reason": str(error), "important": important})
-    torch_libs = linker.torch_libraries()
-    found = {}
-    for marker in markers:
-        name = marker.encode()
-        hashed = gnu_hash(name)
-        found[marker] = any(linker._exports(library, name, hashed) for library in torch_libs)
+    found = {marker: linker.torch_exports(marker.encode()) for marker in markers}
     return {
         "files": state["files"],
         "libraries": libraries,
@@ -223,7 +220,7 @@ def scan(sites: list[str], markers: list[str]) -> dict[str, Any]:
         "modules": modules,
         "bad": bad[:50],
         "bad_count": len(bad),
-        "markers": found if torch_libs else {},
+        "markers": found if linker.torch_libraries() else {},
     }
 
 
