@@ -1,0 +1,98 @@
+"""The service under a real systemd, on a container: survives a reboot, ends whole, and a second launch changes nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from dflash_deploy.assets import templates_dir
+from dflash_deploy.errors import HostError
+from dflash_deploy.execute import execute
+from dflash_deploy.facts import gather
+from dflash_deploy.host import Host, connect
+from dflash_deploy.launch import observe, present, tail
+from dflash_deploy.model import Plan
+from dflash_deploy.plan.launch import plan_launch, render, stop_steps
+from dflash_deploy.settings import Mode, Settings, effective
+from tests.conftest import BootHost
+from tests.launch.fake_server import SOURCE
+
+pytestmark = pytest.mark.host
+
+
+def bring(host: Host, root: str) -> None:
+    """The stand-in server as ``<root>/venv``."""
+    host.write(f"{root}/venv/packages/sglang/__init__.py", b"")
+    host.write(f"{root}/venv/packages/sglang/launch_server.py", SOURCE.encode())
+    script = f'#!/bin/sh\nPYTHONPATH="{root}/venv/packages" exec /usr/bin/python3 "$@"\n'
+    host.write(f"{root}/venv/bin/python", script.encode(), mode=0o755)
+
+
+def eventually(holds: Callable[[], bool], seconds: float = 30.0) -> bool:
+    limit = time.monotonic() + seconds
+    while time.monotonic() < limit:
+        if holds():
+            return True
+        time.sleep(0.3)
+    return False
+
+
+def answers(host: Host, settings: Settings) -> bool:
+    script = "import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=2)"
+    return host.run(["/usr/bin/python3", "-c", script, settings.url], timeout_s=10).ok
+
+
+def serving(host: Host, settings: Settings) -> str:
+    return host.run(["sh", "-c", "ps -eo args 2>/dev/null || cat /proc/[0-9]*/cmdline | tr '\\0' ' '"], timeout_s=10).out
+
+
+def test_system_unit(test_host: BootHost) -> None:
+    machine = test_host("ctunit", disk=True)
+    host = connect(machine.target())
+    root = f"{host.home}/deploy"
+    bring(host, root)
+    facts = gather(host, discover=False)
+    assert facts.systemd == "system" and facts.uid != 0
+    settings = effective("ctunit", facts, options={"root": root, "stack": "cpu", "env": {"TOKEN": 'a"b $HOME \\d'}})
+    assert settings.mode == Mode.SYSTEM
+
+    def launch() -> int:
+        files = render(settings, facts, templates_dir(), ())
+        plan = plan_launch(settings, facts, files, present(host, settings, facts, observe(host, settings, facts)))
+        return len(execute(plan, host))
+
+    assert launch() > 0
+    assert eventually(lambda: answers(host, settings))
+    state = observe(host, settings, facts)
+    assert state.running and state.enabled and state.server_pid
+    assert 'token a"b $HOME \\d child' in "\n".join(tail(host, settings, 50))
+    assert launch() == 0
+    # The runner killed: systemd ends the rest and starts anew.
+    assert host.run(["kill", "-9", str(state.pid)]).ok
+    assert eventually(lambda: observe(host, settings, facts).restarts == 1 and answers(host, settings))
+    assert launch() == 0
+    before = host.read("/proc/sys/kernel/random/boot_id")
+    try:
+        host.run(["sudo", "-n", "systemctl", "reboot"], timeout_s=20)
+    except HostError:
+        pass
+    host.close()
+
+    def back() -> bool:
+        nonlocal host
+        try:
+            host = connect(machine.target(), connect_timeout_s=5)
+            return observe(host, settings, facts).running and answers(host, settings)
+        except HostError:
+            return False
+
+    time.sleep(2)
+    assert eventually(back, 90), before
+    assert launch() == 0
+    execute(Plan("down", tuple(stop_steps(settings, facts))), host)
+    state = observe(host, settings, facts)
+    assert not state.running and not state.enabled
+    assert "launch_server" not in serving(host, settings) and "time.sleep(600)" not in serving(host, settings)
+    host.close()
