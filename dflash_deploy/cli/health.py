@@ -121,8 +121,14 @@ def health(
         min_acceptance=min_acceptance, soak_s=soak_seconds,
     )  # fmt: skip
     overrides: dict[str, Any] = {
-        "port": port, "model": model, "draft_model": draft_model, "algorithm": algorithm, "root": root, "venv": venv, "stack": stack,
-    }  # fmt: skip
+        "port": port,
+        "model": model,
+        "draft_model": draft_model,
+        "algorithm": algorithm,
+        "root": root,
+        "venv": venv,
+        "stack": stack,
+    }
     if record:
         _record(names[0], record, overrides, options)
         return

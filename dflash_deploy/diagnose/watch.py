@@ -227,9 +227,7 @@ class Watcher:
         if position < stop:
             count = block.count(b"\n", position, stop)
             self.state.lines += count
-            self.state.activity += (
-                count - block.count(b"\nINFO:", position, stop) - block.startswith(b"INFO:", position)
-            )
+            self.state.activity += max(0, count - block.count(b"INFO:  ", position, stop))
             tail = block[max(position, stop - 1200) : stop].split(b"\n")[-5:]
             self.recent.extend(_ANSI.sub(b"", raw[:400]).decode("utf-8", "replace") for raw in tail if raw)
             return stop
@@ -247,7 +245,7 @@ class Watcher:
     def _line(self, raw: bytes, events: list[Event]) -> None:
         state = self.state
         state.lines += 1
-        state.activity += 1
+        state.activity += b"INFO:  " not in raw[:48]  # an access line, our own probe's perhaps
         key = b""
         if not self._thorough and self._trace is None and not _REPEATABLE.search(raw):
             key = raw[:400].translate(None, b"0123456789")

@@ -104,7 +104,8 @@ class _Ladder:
             )
         if self.settings.python not in owner["command"] and "sglang::" not in owner["command"]:
             return _bad(
-                f"port {self.settings.port} is owned by another process, not from {self.settings.venv}: {owner['command'][:120]}",
+                f"port {self.settings.port} is owned by another process, not from {self.settings.venv}: "
+                f"{owner['command'][:120]}",
                 hint="end that server, or name its venv",
             )
         for entry in tree:
@@ -265,7 +266,8 @@ class _Ladder:
             told.append(f"the drafter's first chain alone: {chain:.2f}")
             if self.settings.algorithm == "DDTREE" and got.length < chain - 0.01:
                 return _bad(
-                    f"the tree accepts less than its own chain ({got.length:.2f} < {chain:.2f}): the tree mask is ignored",
+                    f"the tree accepts less than its own chain ({got.length:.2f} < {chain:.2f}): "
+                    "the tree mask is ignored",
                     *told,
                 )
         earlier = self._baseline(got.length)

@@ -103,8 +103,12 @@ def ask(base_url: str, probe: Probe, *, key: str = "", timeout_s: float = 120.0)
         path = "/generate"
     else:
         data = {
-            "model": "default", "messages": list(probe.prompt), "max_tokens": probe.max_tokens, "temperature": 0.0, "return_meta_info": True,
-        }  # fmt: skip
+            "model": "default",
+            "messages": list(probe.prompt),
+            "max_tokens": probe.max_tokens,
+            "temperature": 0.0,
+            "return_meta_info": True,
+        }
         path = "/v1/chat/completions"
     reply = request(base_url, path, data=data, key=key, timeout_s=timeout_s)
     body = reply.json()

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-# ruff: noqa: PTH, UP031
+# ruff: noqa
 """Runs on the target through its Python's stdin: who owns the port, in which state the processes are, whether patched
 files are unchanged.
 

@@ -20,7 +20,7 @@ START = b"""[2026-01-05 10:00:00] server_args=ServerArgs(model_path='m', tp_size
 \rLoading safetensors checkpoint shards:  50% Completed | 1/2 [00:01<00:01, 1.0it/s]
 \rLoading safetensors checkpoint shards: 100% Completed | 2/2 [00:02<00:00, 1.0it/s]
 [2026-01-05 10:00:04 TP0] Load weight end. elapsed=2.00 s, type=Qwen3ForCausalLM
-[2026-01-05 10:00:04 TP0] KV Cache is allocated. dtype: torch.float32, #tokens: 16384, K size: 0.01 GB, V size: 0.01 GB
+[2026-01-05 10:00:04 TP0] KV Cache is allocated. dtype: torch.float32, #tokens: 16384, KV size: 0.02 GB
 [2026-01-05 10:00:05 TP0] Load weight begin. avail mem=20.00 GB
 [2026-01-05 10:00:06 TP0] Load weight end. elapsed=0.10 s, type=DFlashDraftModel
 [2026-01-05 10:00:07 TP0] Capture target CUDA graph begin. This can take up to several minutes. avail mem=19 GB

@@ -61,8 +61,9 @@ def standin(tmp_path: Path) -> Iterator[Standin]:
     site.mkdir(parents=True)
     stack = replace(get_stack("sglang-0.5.16-cpu"), patch_sets=(), server_args=())
     settings = Settings(
-        host="local", stack=stack, root=str(tmp_path), venv=str(venv), service="s", bind="127.0.0.1", port=port, model="/m/target",
-        draft_model="/m/draft", algorithm="DFLASH", budget=16, server_args=(), env={}, mode=Mode.SUPERVISOR, tiny_pair=False,
+        host="local", stack=stack, root=str(tmp_path), venv=str(venv), service="s", bind="127.0.0.1", port=port,
+        model="/m/target", draft_model="/m/draft", algorithm="DFLASH", budget=16,
+        server_args=(), env={}, mode=Mode.SUPERVISOR, tiny_pair=False,
     )  # fmt: skip
     mode_file = tmp_path / "mode"
     mode_file.write_text("ok")

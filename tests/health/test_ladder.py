@@ -12,10 +12,19 @@ import pytest
 
 from dflash_deploy.errors import UsageError
 from dflash_deploy.health import (
-    HealthReport, Level, NoReply, Options, Probe, RungStatus, check, is_ready, prometheus, record, stream_completion,
+    HealthReport,
+    Level,
+    NoReply,
+    Options,
+    Probe,
+    RungStatus,
+    check,
+    is_ready,
+    prometheus,
+    record,
+    stream_completion,
 )  # fmt: skip
 from dflash_deploy.health import ladder as ladder_module
-
 from tests.health.conftest import Standin
 
 PROBE = Probe("The opposite of hot is", 12, "cold.")
