@@ -19,7 +19,7 @@ def interpreting() -> bool:
 def use_triton(tensor: Tensor, backend: Backend = "auto") -> bool:
     """Triton for tensors it can reach (a GPU, or the CPU under its interpreter), else the naive twin.
 
-    ``backend`` given by the caller wins over the environment variable ``DFLASH_KERNELS_BACKEND``, which wins over the rule.
+    The caller's ``backend`` wins over the environment variable ``DFLASH_KERNELS_BACKEND``, which wins over the rule.
     Raises ValueError for an unknown backend or for Triton on a CPU tensor without the interpreter.
     """
     choice = backend if backend != "auto" else os.environ.get(_ENV, "auto")

@@ -13,9 +13,9 @@ NO_SCORE = -(2**31)
 
 @dataclass(frozen=True)
 class Tree:
-    """bs trees of N nodes. Node 0 is the root (the last committed token); a parent has a smaller index than its children.
+    """bs trees of N nodes. Node 0 is the root (the last committed token); a parent comes before its children.
 
-    Nodes from ``valid_count[b]`` on are padding: token 0, parent -1, depth 0, linked from nowhere, seeing only themselves.
+    Nodes from ``valid_count[b]`` on are padding: token 0, parent -1, depth 0, unreachable, seeing only themselves.
     """
 
     token_ids: Tensor  # int [bs, N]
@@ -34,7 +34,7 @@ class Tree:
 
 
 def empty_tree(bs: int, num_nodes: int, device: torch.device | str, index_dtype: torch.dtype = torch.int32) -> Tree:
-    """Uninitialised buffers for ``build_tree(out=...)``. ``index_dtype`` is int32 or int64 (what SGLang's links are)."""
+    """Uninitialised buffers for ``build_tree(out=...)``. ``index_dtype`` is int32, or int64 as SGLang's links are."""
 
     def nodes(dtype: torch.dtype) -> Tensor:
         return torch.empty((bs, num_nodes), dtype=dtype, device=device)

@@ -24,12 +24,12 @@ def build_tree(
     """The ``num_nodes - 1`` most probable prefixes of a product of per-depth marginals, in order of their probability.
 
     logprobs: float [bs, L, K], each row descending; NaN counts as the smallest. ids: int [bs, L, K], distinct in a row.
-    root_ids: int [bs]. With ``next_state`` (int [bs, L, S, K]) the model is a first-order Markov chain: logprobs and ids are
-    [bs, L, S, K], row s holds the candidates after a parent in state s, a child of rank r is in state ``next_state[..., s, r]``
-    and the root is in state 0.
-    Scores are int32 in units of 2**-20, so that addition is exact and every rank of a tensor-parallel group gets the same
-    tree. Ties: smaller depth, then smaller parent, then smaller rank first.
-    No device-to-host copy; with ``out`` no allocation. Raises ValueError for shapes or bounds that the packed keys cannot hold.
+    root_ids: int [bs]. With ``next_state`` (int [bs, L, S, K]) the model is a first-order Markov chain: logprobs and
+    ids are [bs, L, S, K], row s holds the candidates after a parent in state s, a child of rank r is in state
+    ``next_state[..., s, r]`` and the root is in state 0.
+    Scores are int32 in units of 2**-20, so that addition is exact and every tensor-parallel rank gets the same tree.
+    Ties: smaller depth, then smaller parent, then smaller rank first.
+    No device-to-host copy; with ``out`` no allocation. Raises ValueError for shapes that the packed keys cannot hold.
     """
     bounds = check_bounds(logprobs, ids, root_ids, num_nodes, next_state)
     if out is None:

@@ -35,9 +35,9 @@ def check_bounds(logprobs: Tensor, ids: Tensor, root_ids: Tensor, num_nodes: int
     """Raises ValueError when shapes disagree or the key would not fit."""
     rank = 3 if next_state is None else 4
     if logprobs.dim() != rank or logprobs.shape != ids.shape:
-        raise ValueError(f"logprobs {tuple(logprobs.shape)} and ids {tuple(ids.shape)} must agree and have {rank} dimensions")
+        raise ValueError(f"logprobs {tuple(logprobs.shape)} and ids {tuple(ids.shape)} must agree in {rank} dimensions")
     if next_state is not None and next_state.shape != logprobs.shape:
-        raise ValueError(f"next_state {tuple(next_state.shape)} must have the shape of logprobs {tuple(logprobs.shape)}")
+        raise ValueError(f"next_state {tuple(next_state.shape)} and logprobs {tuple(logprobs.shape)} must agree")
     bs, depths, ranks = logprobs.shape[0], logprobs.shape[1], logprobs.shape[-1]
     states = 1 if next_state is None else logprobs.shape[2]
     if root_ids.shape != (bs,):
@@ -57,5 +57,6 @@ def check_bounds(logprobs: Tensor, ids: Tensor, root_ids: Tensor, num_nodes: int
     )
     bits = bounds.depth_bits + 2 * bounds.node_bits + bounds.rank_bits + bounds.state_bits
     if bits > 31:
-        raise ValueError(f"{num_nodes} nodes x {depths} depths x {ranks} ranks x {states} states need a key of {bits} > 31 bits")
+        sizes = f"{num_nodes} nodes, {depths} depths, {ranks} ranks, {states} states"
+        raise ValueError(f"{sizes} need a key of {bits} > 31 bits")
     return bounds

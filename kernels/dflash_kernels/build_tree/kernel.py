@@ -1,8 +1,8 @@
-"""One warp per request. Slot p holds the next child of node p that is not in the tree yet; the best slot joins the tree.
+"""One warp per request. Slot p holds the next child of node p that is not in the tree yet; the best slot joins it.
 
 The children of a node come in descending order, so the slots hold exactly a heap's content in half the entries of the
-sibling/first-child formulation, and the slot's index is the parent. A pop is two 32-bit maxima: the score, then among the
-best the packed key (depth, parent, rank, state, last child), which both breaks the tie and carries all that is needed.
+sibling/first-child formulation, and the slot's index is the parent. A pop is two 32-bit maxima: the score, then among
+the best the packed key (depth, parent, rank, state, last child), which breaks the tie and carries the rest.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _build_tree(
         next_state += b * (L * S * K)
     node = tl.arange(0, P)
 
-    # Slot 0 starts with the root's best child: depth 1 and parent 0 are stored inverted so that a larger key wins the tie.
+    # Slot 0 starts with the root's best child; depth and parent are stored inverted, so a larger key wins the tie.
     first_key: tl.constexpr = ((DEPTH_TOP - 1) << DEPTH_SHIFT) | (NODE_MASK << PARENT_SHIFT)
     slot_score = tl.where(node == 0, _quantised(logprobs, 0, FLOOR), _NONE)
     slot_key = tl.where(node == 0, first_key, 0)
@@ -84,7 +84,7 @@ def _build_tree(
         d = DEPTH_TOP - (key >> DEPTH_SHIFT)
         p = NODE_MASK - ((key >> PARENT_SHIFT) & NODE_MASK)
         r = (key >> RANK_SHIFT) & RANK_MASK
-        if MARKOV:
+        if MARKOV:  # noqa: SIM108 (a compile-time branch)
             s = (key >> NODE_BITS) & STATE_MASK
         else:
             s = 0
@@ -123,7 +123,7 @@ def _build_tree(
     d = tl.where(drafted, DEPTH_TOP - (taken_key >> DEPTH_SHIFT), 0)
     p = tl.where(drafted, NODE_MASK - ((taken_key >> PARENT_SHIFT) & NODE_MASK), -1)
     r = (taken_key >> RANK_SHIFT) & RANK_MASK
-    if MARKOV:
+    if MARKOV:  # noqa: SIM108
         s = (taken_key >> NODE_BITS) & STATE_MASK
     else:
         s = 0

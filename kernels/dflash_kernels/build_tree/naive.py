@@ -12,7 +12,7 @@ from .bounds import SCORE_BITS, check_bounds
 
 
 def quantise(logprobs: Tensor, floor: float) -> Tensor:
-    """int64 log-probs in units of 2**-20: NaN to ``floor``, clamped to [floor, 0], rounded half up (exact in float64)."""
+    """int64 log-probs in units of 2**-20: NaN to ``floor``, clamped to [floor, 0], rounded half up (in float64)."""
     clamped = torch.nan_to_num(logprobs.double(), nan=floor, posinf=0.0, neginf=floor).clamp(floor, 0.0)
     return torch.floor(clamped * 2**SCORE_BITS + 0.5).long()
 

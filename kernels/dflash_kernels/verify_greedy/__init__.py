@@ -17,8 +17,8 @@ def verify_greedy(
 ) -> Accepted:
     """The longest path from the root whose every token is the target's arg-max at its parent.
 
-    target_argmax: int [bs, N], the target's choice after each node. depths: the most drafts to accept; a path that is cut
-    there still ends in the right bonus token. No device-to-host copy; with ``out`` no allocation.
+    target_argmax: int [bs, N], the target's choice after each node. depths: the most drafts to accept; a path that is
+    cut there still ends in the right bonus token. No device-to-host copy; with ``out`` no allocation.
     """
     if target_argmax.shape != tree.token_ids.shape:
         raise ValueError(f"target_argmax has shape {tuple(target_argmax.shape)}, not {tuple(tree.token_ids.shape)}")
