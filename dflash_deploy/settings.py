@@ -37,6 +37,9 @@ DEFAULT_PORT = 30000
 DEFAULT_BUDGET = 16
 """Nodes of the draft tree, the root not counted."""
 
+TINY_CONTEXT = 2048
+"""Tokens of context that the tiny pair is served with."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -60,6 +63,8 @@ class Settings:
     mode: Mode
     tiny_pair: bool
     """The shipped pair is served: no model was named and the host has no GPU."""
+    threads: int = 0
+    """CPU threads of the server on a CPU stack; 0: left to it."""
     origin: Mapping[str, str] = field(default_factory=dict)
     """Where each value came from: ``command line``, ``hosts.toml``, ``stack NAME``, ``facts`` or ``default``."""
 
@@ -116,6 +121,10 @@ class Settings:
         argv += ["--host", self.bind, "--port", str(self.port), *self.stack.server_args]
         if self.speculative:
             argv += ["--speculative-algorithm", self.algorithm, "--speculative-draft-model-path", self.draft_model]
+            if self.stack.device == "cpu":
+                argv += ["--speculative-draft-attention-backend", "triton"]
+        if self.tiny_pair:
+            argv += ["--context-length", str(TINY_CONTEXT)]
         if self.algorithm == Algorithm.DDTREE:
             argv += ["--speculative-ddtree-budget", str(self.budget)]
         return (*argv, *self.server_args)
@@ -127,6 +136,7 @@ class Settings:
             "HF_HUB_OFFLINE": "1",
             "TRANSFORMERS_OFFLINE": "1",
             "PYTHONUNBUFFERED": "1",
+            **({"OMP_NUM_THREADS": str(self.threads)} if self.threads else {}),
             **dict(self.stack.env),
             **dict(self.env),
         }
@@ -236,6 +246,8 @@ def effective(
         env=env,
         mode=choose_mode(facts) if mode == "auto" else Mode(mode),
         tiny_pair=tiny,
+        # More threads than cores that are free make the interpreter slower, not faster.
+        threads=min(8, facts.cpu_count or 2) if stack.device == "cpu" else 0,
         origin=origin,
     )
 
