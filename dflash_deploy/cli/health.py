@@ -57,9 +57,8 @@ def _check_one(name: str, level: str, overrides: dict[str, Any], options: Option
 
 
 def _show(report: HealthReport) -> None:
-    print(
-        f"{report.host}: {'healthy' if report.ok else 'NOT healthy'} (level {report.level}, {report.data.get('url', '')})"
-    )
+    verdict = "healthy" if report.ok else "NOT healthy"
+    print(f"{report.host}: {verdict} (level {report.level}, {report.data.get('url', '')})")
     for rung in report.rungs:
         print(f"  {MARKS[rung.status]:<9}{rung.name:<13}{rung.proves}")
         for line in rung.evidence:

@@ -104,7 +104,7 @@ _FATAL = re.compile(
     r"|(?:rank|scheduler|detokenizer)\S* .{0,20}(?:died|terminated unexpectedly)"
 )
 _BENIGN = re.compile(
-    r"Ignore import error|UserWarning|FutureWarning|DeprecationWarning|Fail to set RLIMIT|No CUDA runtime is found"
+    r"Ignore import error|API \(\S+\) disabled|UserWarning|FutureWarning|DeprecationWarning|Fail to set RLIMIT|No CUDA runtime is found"
     r"|warnings\.warn|generation config|server_args=|is deprecated|Using default .{0,40}config"
     r"|is not available(?:,| and) .{0,30}(?:fall|using)|No (?:HuggingFace )?chat template"
 )
@@ -127,7 +127,7 @@ _INDENT = (" ", "\t")
 def _phase_of(text: str, before: Phase, loads: int) -> Phase | None:
     """The phase that this line opens, if it opens one. ``loads``: weight loads begun by this rank."""
     if "Init torch distributed begin" in text:
-        return Phase.DIST_INIT
+        return Phase.DRAFT_INIT if loads else Phase.DIST_INIT
     if "Load weight begin" in text:
         return Phase.DRAFT_INIT if loads else Phase.WEIGHTS
     if "draft runner" in text and "DFLASH" in text.upper():
@@ -140,7 +140,7 @@ def _phase_of(text: str, before: Phase, loads: int) -> Phase | None:
         return Phase.KV_CACHE
     if "raph begin" in text and "Capture" in text:
         return Phase.GRAPHS
-    if "Uvicorn running" in text or text.startswith("max_total_num_tokens="):
+    if before is not Phase.READY and "Uvicorn running" in text or text.startswith("max_total_num_tokens="):
         return Phase.WARM_UP
     if "fired up and ready to roll" in text:
         return Phase.READY

@@ -6,6 +6,7 @@ import random
 import resource
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -20,7 +21,7 @@ START = b"""[2026-01-05 10:00:00] server_args=ServerArgs(model_path='m', tp_size
 \rLoading safetensors checkpoint shards:  50% Completed | 1/2 [00:01<00:01, 1.0it/s]
 \rLoading safetensors checkpoint shards: 100% Completed | 2/2 [00:02<00:00, 1.0it/s]
 [2026-01-05 10:00:04 TP0] Load weight end. elapsed=2.00 s, type=Qwen3ForCausalLM
-[2026-01-05 10:00:04 TP0] KV Cache is allocated. dtype: torch.float32, #tokens: 16384, KV size: 0.02 GB
+[2026-01-05 10:00:04 TP0] KV Cache is allocated. dtype: torch.float32, #tokens: 16384
 [2026-01-05 10:00:05 TP0] Load weight begin. avail mem=20.00 GB
 [2026-01-05 10:00:06 TP0] Load weight end. elapsed=0.10 s, type=DFlashDraftModel
 [2026-01-05 10:00:07 TP0] Capture target CUDA graph begin. This can take up to several minutes. avail mem=19 GB
@@ -96,3 +97,13 @@ def test_keeps_up_in_constant_memory() -> None:
     assert sent > 200e6 and watcher.state.lines == lines
     assert grown < 16
     assert lines / took > 50_000
+
+
+def test_a_real_start_on_a_cpu() -> None:
+    """SGLang 0.5.16 with the tiny pair and DFLASH: every phase in order, nothing taken for a failure."""
+    log = (Path(__file__).parents[1] / "data" / "diagnose" / "cpu-0.5.16-ready.log").read_bytes()
+    for thorough in (False, True):
+        watcher = Watcher(thorough=thorough)
+        phases = [e.phase for e in watcher.feed(log) if e.kind == "phase"]
+        assert phases == [Phase.DIST_INIT, Phase.WEIGHTS, Phase.DRAFT_INIT, Phase.WARM_UP, Phase.READY]
+        assert not watcher.state.fatal and not watcher.state.first_errors and not watcher.state.matches
