@@ -104,7 +104,8 @@ _FATAL = re.compile(
     r"|(?:rank|scheduler|detokenizer)\S* .{0,20}(?:died|terminated unexpectedly)"
 )
 _BENIGN = re.compile(
-    r"Ignore import error|API \(\S+\) disabled|UserWarning|FutureWarning|DeprecationWarning|Fail to set RLIMIT|No CUDA runtime is found"
+    r"API \(\S+\) disabled"
+    r"|Ignore import error|UserWarning|FutureWarning|DeprecationWarning|Fail to set RLIMIT|No CUDA runtime is found"
     r"|warnings\.warn|generation config|server_args=|is deprecated|Using default .{0,40}config"
     r"|is not available(?:,| and) .{0,30}(?:fall|using)|No (?:HuggingFace )?chat template"
 )
@@ -140,7 +141,7 @@ def _phase_of(text: str, before: Phase, loads: int) -> Phase | None:
         return Phase.KV_CACHE
     if "raph begin" in text and "Capture" in text:
         return Phase.GRAPHS
-    if before is not Phase.READY and "Uvicorn running" in text or text.startswith("max_total_num_tokens="):
+    if text.startswith("max_total_num_tokens=") or (before is not Phase.READY and "Uvicorn running" in text):
         return Phase.WARM_UP
     if "fired up and ready to roll" in text:
         return Phase.READY

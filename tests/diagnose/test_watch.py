@@ -38,7 +38,8 @@ def test_phases_and_progress_in_pieces_of_any_size(size: int) -> None:
     events = [e for i in range(0, len(START), size) for e in watcher.feed(START[i : i + size])]
     phases = [e.phase for e in events if e.kind == "phase" and e.rank in ("", "TP0")]
     assert phases == [
-        Phase.DIST_INIT, Phase.WEIGHTS, Phase.KV_CACHE, Phase.DRAFT_INIT, Phase.GRAPHS, Phase.WARM_UP, Phase.WARM_UP, Phase.READY,
+        Phase.DIST_INIT, Phase.WEIGHTS, Phase.KV_CACHE, Phase.DRAFT_INIT, Phase.GRAPHS,
+        Phase.WARM_UP, Phase.WARM_UP, Phase.READY,
     ]  # fmt: skip
     assert [(e.done, e.total) for e in events if e.kind == "progress"] == [(0, 2), (1, 2), (2, 2), (1, 2)]
     assert watcher.state.phase is Phase.READY and not watcher.state.fatal and not watcher.state.first_errors
