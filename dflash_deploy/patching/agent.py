@@ -152,7 +152,7 @@ def digest_of(path: str) -> str:
 
 
 def finish(site: str) -> str | None:
-    """Carry the transaction in the journal to its end. Fails before the first change when a file is neither as before nor as wanted."""
+    """Carry the transaction in the journal to its end; refuse when a file is neither as before nor as wanted."""
     journal = load(site, "journal.json")
     if journal is None:
         return None
@@ -191,7 +191,6 @@ def finish(site: str) -> str | None:
                 drop_bytecode(path)
             else:
                 remove(site, path)
-        os.unlink(os.path.join(site, STATE, "journal.json"))
         clean(site)
         kind = "CommandFailed" if isinstance(error, OSError) else "InvalidResult"
         raise Refused(kind, "cannot change the tree, nothing was changed: %s" % error) from error
@@ -201,27 +200,41 @@ def finish(site: str) -> str | None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(site, STATE, "manifest.json"))
     point()
-    os.unlink(os.path.join(site, STATE, "journal.json"))
-    point()
     clean(site)
     return str(journal["op"])
 
 
 def clean(site: str) -> None:
-    """Remove what no manifest needs; the whole folder when nothing is applied. Never while a journal waits."""
+    """End a transaction: remove what no manifest needs, the journal last, and the folder when nothing is applied."""
     folder = os.path.join(site, STATE)
-    if not os.path.isdir(folder) or os.path.exists(os.path.join(folder, "journal.json")):
+    if not os.path.isdir(folder):
         return
     manifest = load(site, "manifest.json")
-    if manifest is None:
-        shutil.rmtree(folder)
-        return
-    needed = {entry["pristine"] for entry in manifest["files"].values()}
+    needed = {entry["pristine"] for entry in manifest["files"].values()} if manifest else set()
     shutil.rmtree(os.path.join(folder, "staged"), ignore_errors=True)
     kept = os.path.join(folder, "pristine")
     for name in os.listdir(kept) if os.path.isdir(kept) else ():
         if name not in needed:
             os.unlink(os.path.join(kept, name))
+    point()
+    for name in os.listdir(folder):
+        if name.startswith("."):
+            os.unlink(os.path.join(folder, name))
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(os.path.join(folder, "journal.json"))
+    point()
+    if manifest is None:
+        shutil.rmtree(folder)
+
+
+def unfinished(site: str) -> str:
+    """What an interrupted run was doing: the journal's operation, ``preparation`` before there was one, or ``""``."""
+    journal = load(site, "journal.json")
+    if journal is not None:
+        return str(journal["op"])
+    folder = os.path.join(site, STATE)
+    names = set(os.listdir(folder)) if os.path.isdir(folder) else {"manifest.json"}
+    return "" if "manifest.json" in names and names <= {"manifest.json", "pristine"} else "preparation"
 
 
 def begin(site: str, request: dict[str, Any]) -> None:
@@ -265,7 +278,6 @@ def keep(site: str, folder: str, data: bytes) -> None:
     path = os.path.join(site, STATE, folder, sha256(data))
     if digest_of(path) != sha256(data):
         write(path, data)
-        point()
 
 
 def distribution(site: str, package: str) -> tuple[str | None, dict[str, str] | None]:
@@ -329,7 +341,7 @@ def examine(request: dict[str, Any]) -> dict[str, Any]:
     package = request["package"]
     site = find_site(request["path"], package)
     version, record = distribution(site, package)
-    manifest, journal = load(site, "manifest.json"), load(site, "journal.json")
+    manifest = load(site, "manifest.json")
     # Only what a manifest or a request names is read: one round trip, whatever the size of the package.
     names = set((manifest or {}).get("files", {}))
     names.update("%s/%s" % (package, f) for f in request["files"] or ())
@@ -352,7 +364,7 @@ def examine(request: dict[str, Any]) -> dict[str, Any]:
         "files": files,
         "links": links,
         "manifest": manifest,
-        "journal": journal,
+        "unfinished": unfinished(site),
         "pristine": pristine,
         "checkout": checkout(site),
         "gpu": bool(gpus),
@@ -365,16 +377,14 @@ def main(request: dict[str, Any]) -> dict[str, Any]:
     if op == "examine":
         return examine(request)
     site = request["site"]
-    finished = finish(site)
-    if op == "finish":
-        if finished is None:
-            clean(site)
-        return {"finished": finished}
-    if finished is not None:
-        return {"finished": finished, "again": True}
+    before = unfinished(site)
+    if before and finish(site) is None:
+        clean(site)
+    if op == "finish" or before:
+        return {"finished": before}
     begin(site, request)
     finish(site)
-    return {"finished": None, "changed": len(request["files"])}
+    return {"finished": "", "changed": len(request["files"])}
 
 
 if __name__ == "__main__":

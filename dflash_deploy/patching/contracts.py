@@ -191,13 +191,10 @@ def _attributes(tree: ast.Module, node: ast.AST) -> set[str]:
     for cls in _bases(tree, node):
         names |= bound(cls)
         for inner in ast.walk(cls):
-            if (
-                isinstance(inner, ast.Attribute)
-                and isinstance(inner.ctx, ast.Store)
-                and isinstance(inner.value, ast.Name)
-            ):
-                if inner.value.id == "self":
-                    names.add(inner.attr)
+            if not isinstance(inner, ast.Attribute) or not isinstance(inner.ctx, ast.Store):
+                continue
+            if isinstance(inner.value, ast.Name) and inner.value.id == "self":
+                names.add(inner.attr)
     return names
 
 

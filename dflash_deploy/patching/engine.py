@@ -99,7 +99,7 @@ def _present(trees: _Trees, present: Present) -> bool:
 
 
 def run(files: Mapping[str, bytes | None], patches: Sequence[Patch]) -> Outcome:
-    """Judge and apply ``patches`` to ``files``: path relative to the package → bytes, None when there is no such file."""
+    """Judge and apply ``patches`` to ``files``: path in the package → bytes, None when there is no such file."""
     modules: dict[str, cst.Module] = {}
     before = _Trees({path: data for path, data in files.items() if data is not None})
     verdicts = [_edit(files, modules, patch, before) for patch in patches]

@@ -29,7 +29,7 @@ class TreeFacts:
     pristine: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     """Stored bytes by digest."""
     interrupted: str = ""
-    """``apply`` or ``revert`` when a journal waits."""
+    """``apply`` or ``revert`` when a journal waits, ``preparation`` when a run ended before that."""
     checkout: str = ""
     """Root of the git work tree that holds the package."""
     gpu: bool = False

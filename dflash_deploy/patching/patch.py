@@ -15,10 +15,14 @@ A patch adds *hooks only* (an enum member, an import, a branch); behaviour lives
         examples=(
             Example(
                 before='''
+                    from enum import Enum, auto
+
                     class SpeculativeAlgorithm(Enum):
                         DFLASH = auto()
                 ''',
                 after='''
+                    from enum import Enum, auto
+
                     class SpeculativeAlgorithm(Enum):
                         DFLASH = auto()
                         DDTREE = auto()  # dflash-deploy: algorithm-member

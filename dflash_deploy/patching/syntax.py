@@ -102,7 +102,7 @@ def walk(at: At) -> Iterator[At]:
 
 
 def statements(scope: At) -> Iterator[At]:
-    """Every statement of a scope in textual order, also those in nested blocks; nested definitions themselves, but not what is in them."""
+    """Every statement of a scope in textual order, nested blocks included; of nested definitions only themselves."""
     stack = list(reversed(list(children(scope))))
     while stack:
         at = stack.pop()
@@ -195,7 +195,7 @@ def expressions_like(scope: At, pattern: ast.expr) -> Iterator[At]:
 
 @functools.lru_cache(maxsize=8192)
 def tree(node: cst.CSTNode) -> ast.AST | None:
-    """The abstract syntax tree of a statement or expression; None where the node does not stand alone (an ``elif`` does)."""
+    """The syntax tree of a statement or expression; None where the node does not stand alone (an ``elif`` does)."""
     text = _RENDER.code_for_node(node)
     if isinstance(node, cst.BaseExpression):
         try:

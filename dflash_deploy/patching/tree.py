@@ -65,7 +65,7 @@ def ask(host: TreeHost, path: str, request: Mapping[str, Any], *, timeout_s: flo
     """
     folders = (path, f"{path}/../../..", f"{path}/../../../..")
     tries = " ".join(shlex.quote(f"{folder}/bin/python") for folder in folders)
-    script = f'for p in {tries}; do [ -x "$p" ] && exec "$p" -I -c "$1"; done; exec python3 -I -c "$1"'
+    script = f'for p in {tries}; do [ -x "$p" ] && exec "$p" -I -S -c "$1"; done; exec python3 -I -S -c "$1"'
     agent = _agent()
     data = str(len(agent)).encode() + b"\n" + agent + json.dumps(request).encode()
     result = host.run(["/bin/sh", "-c", script, "sh", BOOT], input=data, timeout_s=timeout_s)
@@ -95,7 +95,6 @@ def read(host: TreeHost, path: str, package: str, files: Sequence[str] = (), pay
     request = {"op": "examine", "path": path, "package": package, "files": list(files), "payload": list(payload)}
     answer = ask(host, path, request)
     try:
-        journal = answer["journal"]
         return TreeFacts(
             site=answer["site"],
             package=package,
@@ -105,7 +104,7 @@ def read(host: TreeHost, path: str, package: str, files: Sequence[str] = (), pay
             links=answer["links"],
             manifest=manifest.parse(answer["manifest"]),
             pristine={name: data for name, text in answer["pristine"].items() if (data := _decoded(text)) is not None},
-            interrupted=journal["op"] if journal else "",
+            interrupted=str(answer["unfinished"]),
             checkout=answer["checkout"] or "",
             gpu=bool(answer["gpu"]),
         )
@@ -157,10 +156,10 @@ def recover(host: TreeHost, facts: TreeFacts) -> StepOutcome | None:
     """Carry an interrupted change to its end; None when there was none."""
     if not facts.interrupted:
         return None
-    answer = ask(host, facts.site, {"op": "finish", "site": facts.site})
-    return StepOutcome(
-        "recover", Status.CHANGED, f"completed the interrupted {answer['finished'] or facts.interrupted}"
-    )
+    what = ask(host, facts.site, {"op": "finish", "site": facts.site})["finished"] or facts.interrupted
+    if what == "preparation":
+        return StepOutcome("recover", Status.CHANGED, "rolled back an interrupted run that had changed nothing yet")
+    return StepOutcome("recover", Status.CHANGED, f"completed the interrupted {what}")
 
 
 def apply(
@@ -246,7 +245,7 @@ def _commit(
         "manifest": None if after is None else after.as_dict(),
     }
     answer = ask(host, facts.site, request)
-    if answer.get("again"):
+    if answer["finished"]:
         raise errors.HostChanged(
             f"{host.name}: another run left a change unfinished; it was completed", hint="run again"
         )
