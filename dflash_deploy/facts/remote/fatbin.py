@@ -19,7 +19,7 @@ def architectures(elf: Elf, budget_s: float = 0.5) -> dict[str, Any] | None:
     """``{"sm": [80, 90], "ptx": [90], "complete": true}``; None when the file carries no GPU code. Not complete: out of
     time or a part was not understood; an architecture that is missing then is unknown, not absent."""
     place = elf.section(b".nv_fatbin")
-    if place is None:
+    if place is None or not place[1]:
         return None
     position, size = place
     end = position + size

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 import struct
 from typing import Any
 
@@ -21,24 +22,11 @@ DEFAULT_DIRS = (
     "/lib",
     "/usr/lib",
 )
-TORCH_PREFIXES: tuple[str, ...] = (
-    "_ZN3c10",
-    "_ZNK3c10",
-    "_ZN2at",
-    "_ZNK2at",
-    "_ZN5torch",
-    "_ZNK5torch",
-    "_ZN6caffe2",
-    "_ZNK6caffe2",
-)
-TORCH_PREFIXES += tuple(
-    kind + space for kind in ("_ZTI", "_ZTS", "_ZTV", "_ZTT") for space in ("N3c10", "N2at", "N5torch", "N6caffe2")
-)
-TORCH_PREFIXES += ("aoti_torch_", "torch_")
+TORCH_SYMBOL = re.compile(rb"_ZT?[ISVT]?N[rVKRO]*(3c10|2at|5torch|6caffe2)|aoti_torch_|torch_")
+"""Names in torch's namespaces: functions with any qualifier, type information and vtables, and its C functions."""
 LIBRARY_PREFIXES = ("nccl", "cudnn", "cublas")
 """Symbols of these C libraries are looked up in the copy that the process would load."""
 OTHER = tuple(prefix.encode() for prefix in LIBRARY_PREFIXES)
-WATCHED = tuple(prefix.encode() for prefix in TORCH_PREFIXES + LIBRARY_PREFIXES)
 
 
 def loader_cache(path: str = "/etc/ld.so.cache") -> dict[str, str]:
@@ -164,7 +152,9 @@ class Linker:
             found = []
             for folder in self.torch_dirs:
                 paths = glob.glob(os.path.join(glob.escape(folder), "lib*.so"))
-                for path in sorted(paths, key=lambda p: (order.index(os.path.basename(p)) if os.path.basename(p) in order else 9, p)):
+                for path in sorted(
+                    paths, key=lambda p: (order.index(os.path.basename(p)) if os.path.basename(p) in order else 9, p)
+                ):
                     elf = self.open(path)
                     if elf is not None:
                         found.append(elf)
@@ -186,15 +176,15 @@ class Linker:
             return {"checked": 0, "missing": [], "missing_count": 0}
         # torch's own libraries come from one wheel: only what they ask of others is looked up.
         own = os.path.basename(os.path.dirname(path)) == "lib" and os.path.dirname(path) in self.torch_dirs
-        watched = OTHER if own else WATCHED
         libraries: list[Elf] | None = None
         checked = 0
         missing = []
         for name, weak in first.undefined():
-            if weak or not name.startswith(watched):
+            other = name.startswith(OTHER)
+            if weak or not (other or (not own and TORCH_SYMBOL.match(name))):
                 continue
             checked += 1
-            if not name.startswith(OTHER) and self.torch_exports(name):
+            if not other and self.torch_exports(name):
                 continue
             if libraries is None:
                 libraries = self.closure(path)[0]

@@ -153,7 +153,11 @@ def native_files(site: str, deadline: float, state: dict[str, Any]) -> Iterator[
                     if entry.is_dir(follow_symlinks=False):
                         if name != "__pycache__" and not name.endswith(".dist-info"):
                             stack.append(entry.path)
-                    elif ".so" in name and (name.endswith(".so") or ".so." in name) and entry.is_file(follow_symlinks=False):
+                    elif (
+                        ".so" in name
+                        and (name.endswith(".so") or ".so." in name)
+                        and entry.is_file(follow_symlinks=False)
+                    ):
                         yield entry.path
         except OSError:
             continue
