@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from dflash_deploy.cli.common import HostArgument, JsonOption, emit_json
-from dflash_deploy.cli.deployment import Deployment, deployment, talk
-from dflash_deploy.errors import CHANGES_PENDING, DflashError
-from dflash_deploy.model import Plan, Status, StepOutcome
+from dflash_deploy.errors import CHANGES_PENDING
 
-if TYPE_CHECKING:
-    from dflash_deploy.execute import Progress
-    from dflash_deploy.health import HealthReport
+# Imports are inside the commands: --help must not pay for them.
 
 Root = Annotated[str | None, typer.Option("--root", help="Folder of the deployment on the host.")]
 Venv = Annotated[str | None, typer.Option("--venv", help="Virtual environment on the host. Default: ROOT/venv.")]
@@ -73,6 +65,9 @@ def provision(
 ) -> None:
     """Install the stack into the host's venv and bring the models. A second run does nothing."""
     options = dict(locals())
+    from dflash_deploy.cli.deployment import deployment
+    from dflash_deploy.cli.steps import Recap, provision_steps
+
     recap = Recap()
     with (
         recap.printed(host, as_json),
@@ -102,6 +97,9 @@ def launch(
 ) -> None:
     """Start the service, or restart it when something of it has changed. Does not wait for it: see ``health``."""
     options = dict(locals())
+    from dflash_deploy.cli.deployment import deployment
+    from dflash_deploy.cli.steps import Recap, launch_steps
+
     recap = Recap()
     with (
         recap.printed(host, as_json),
@@ -130,9 +128,11 @@ def plan(
 ) -> None:
     """Show every step that ``up`` would take. Changes nothing; exits 10 when something would change."""
     options = dict(locals())
-    with deployment(host, settings_of(options)) as here:
-        from dflash_deploy.plan.patch import plan_patch
+    from dflash_deploy.cli.deployment import deployment
+    from dflash_deploy.model import Plan
+    from dflash_deploy.plan.patch import plan_patch
 
+    with deployment(host, settings_of(options)) as here:
         plans = [here.provision_plan(), here.models_plan()]
         tree = None
         if plans[0].empty:
@@ -188,8 +188,11 @@ def up(
     break_lock: BreakLock = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Audit, provision, patch, launch and prove healthy: a bare host serves afterwards. A second run changes nothing."""
+    """Audit, provision, patch, launch and prove healthy: a bare host serves. A second run changes nothing."""
     options = dict(locals())
+    from dflash_deploy.cli.deployment import deployment
+    from dflash_deploy.cli.steps import Recap, audit_step, health_step, launch_steps, patch_steps, provision_steps
+
     recap = Recap()
     with recap.printed(host, as_json), deployment(host, settings_of(options)) as here:
         with here.locked("up", break_lock=break_lock):
@@ -206,108 +209,6 @@ def up(
         recap.show_health(report)
 
 
-class Note:
-    """What a step says of itself while it runs."""
-
-    def __init__(self) -> None:
-        self.status = Status.OK
-        self.detail = ""
-
-
-class Recap:
-    """Collects one line per step; prints them in the end, also after a failure."""
-
-    def __init__(self) -> None:
-        self.outcomes: list[StepOutcome] = []
-        self.data: dict[str, Any] = {}
-        self.lines: list[str] = []
-
-    @contextmanager
-    def step(self, name: str) -> Iterator[Note]:
-        """Time a step and take its outcome; a failure is a line too."""
-        note, began = Note(), time.monotonic()
-        talk(f"{name} ...")
-        try:
-            yield note
-        except BaseException as error:
-            detail = error.message if isinstance(error, DflashError) else type(error).__name__
-            self.outcomes.append(StepOutcome(name, Status.FAILED, detail, time.monotonic() - began))
-            raise
-        self.outcomes.append(StepOutcome(name, note.status, note.detail, time.monotonic() - began))
-
-    def run(self, here: Deployment, make: Callable[[], Plan]) -> bool:
-        """Make one plan and execute it. True when it changed something."""
-        from dflash_deploy.execute import execute
-
-        # The plan's name is known only afterwards; every plan of ours is named like the step.
-        planned = make()
-        with self.step(planned.name) as note:
-            outcomes = execute(planned, here.host, journal=here.journal, on_progress=tell)
-            changed = any(outcome.status == Status.CHANGED for outcome in outcomes)
-            note.status = Status.CHANGED if changed else Status.OK
-            note.detail = planned.reason
-        return changed
-
-    @contextmanager
-    def printed(self, host: str, as_json: bool) -> Iterator[None]:
-        """Print the recap when the steps are over, whatever became of them."""
-        failed: DflashError | None = None
-        try:
-            yield
-        except DflashError as error:
-            failed = error
-            raise
-        finally:
-            if as_json and failed is None and self.outcomes:
-                emit_json(
-                    {
-                        "ok": all(o.status != Status.FAILED for o in self.outcomes),
-                        "host": host,
-                        "changed": any(o.status == Status.CHANGED for o in self.outcomes),
-                        "steps": [
-                            {
-                                "name": o.name,
-                                "status": str(o.status),
-                                "detail": o.detail,
-                                "seconds": round(o.seconds, 3),
-                            }
-                            for o in self.outcomes
-                        ],
-                        **self.data,
-                    }
-                )
-            else:
-                self._table(host, failed is not None)
-                if not as_json:
-                    for line in self.lines:
-                        print(line)
-
-    def _table(self, host: str, failed: bool) -> None:
-        if not self.outcomes:
-            return
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
-
-        styles = {Status.OK: "green", Status.CHANGED: "yellow", Status.SKIPPED: "cyan", Status.FAILED: "bold red"}
-        table = Table("step", "status", "seconds", "detail", title=f"recap of {host}", title_justify="left")
-        for each in self.outcomes:
-            status = Text(str(each.status), style=styles[each.status])
-            table.add_row(each.name, status, f"{each.seconds:.1f}", Text(each.detail))
-        console = Console(stderr=True)
-        console.print(table)
-        changed = sum(o.status == Status.CHANGED for o in self.outcomes)
-        if not failed:
-            console.print(
-                f"{changed} of {len(self.outcomes)} steps changed something" if changed else "nothing changed",
-                highlight=False,
-            )
-
-    def show_health(self, report: HealthReport) -> None:
-        """The proof, for people: URL, the completion, acceptance."""
-        self.lines += health_lines(self.data["url"], report.data)
-
-
 def settings_of(options: dict[str, Any]) -> dict[str, Any]:
     """A command's arguments as options of :func:`~dflash_deploy.settings.effective`."""
     options = {
@@ -318,157 +219,3 @@ def settings_of(options: dict[str, Any]) -> dict[str, Any]:
     if words := options.pop("server_arg", None):
         options["server_args"] = words
     return options
-
-
-def tell(news: Progress) -> None:
-    """A step's progress as lines on stderr."""
-    mark = f"  [{news.step}/{news.steps}]"
-    if news.outcome is not None:
-        talk(f"{mark} {news.title}: {news.outcome.status} ({news.outcome.seconds:.1f} s)")
-    elif news.line:
-        talk(f"{mark}   {news.line[:160]}")
-    else:
-        talk(f"{mark} {news.title}")
-
-
-def audit_step(here: Deployment) -> str:
-    """What stands against the stack on this host is an error, all of it at once.
-
-    Raises:
-        Incompatible
-    """
-    from dflash_deploy.audit.stacks import judge_stack
-    from dflash_deploy.errors import Incompatible
-
-    choice = judge_stack(here.settings.stack, here.facts)
-    # Disk space counts only while the venv is not there: the planner of provisioning knows how much is still to come.
-    against = [reason for reason in choice.reasons if "MiB of disk" not in reason]
-    if not choice.fits and len(against) < len(choice.reasons):
-        choice = replace(choice, fits=judge_stack(replace(here.settings.stack, installed_mib=0), here.facts).fits)
-    if not choice.fits:
-        raise Incompatible(
-            f"{here.settings.stack.name} cannot run on {here.host.name}",
-            evidence=against,
-            hint="; ".join(choice.changes) or f"dflash-deploy audit {here.host.name}",
-        )
-    return f"{here.settings.stack.name} fits; {here.settings.mode}"
-
-
-def provision_steps(here: Deployment, recap: Recap) -> None:
-    """The venv and the models."""
-    recap.run(here, here.provision_plan)
-    recap.run(here, here.models_plan)
-
-
-def patch_steps(here: Deployment, recap: Recap) -> None:
-    """The stack's patch sets, as one transaction."""
-    from dflash_deploy.cli.patch import choose_sets, payload_of
-    from dflash_deploy.patching import tree
-
-    with recap.step("patch") as note:
-        site, sets = choose_sets(here.host, here.settings.venv, here.patch_sets())
-        began = here.journal
-        outcomes = tree.apply(here.host, site, sets, payload=payload_of(sets), device=here.settings.stack.device)
-        changed = [o for o in outcomes if o.status == Status.CHANGED]
-        note.status = Status.CHANGED if changed else Status.OK
-        note.detail = f"{', '.join(s.name for s in sets)}: {len(changed)} changes" if changed else "applied already"
-        if changed:
-            began.add("changed", plan="patch", what=[o.name for o in changed])
-
-
-def launch_steps(here: Deployment, recap: Recap) -> None:
-    """The service's files, and the service itself."""
-    recap.run(here, lambda: here.launch_plan(here.service(), here.tree_state()))
-
-
-def health_step(here: Deployment) -> HealthReport:
-    """Follow the start until the service answers, then climb the health ladder.
-
-    Raises:
-        Unhealthy: with the cause, where the log shows one.
-    """
-    from dflash_deploy.errors import Unhealthy
-    from dflash_deploy.health import Level, check, is_ready
-
-    settings = here.settings
-    with here.host.forward(settings.port) as port:
-
-        def ready() -> bool:
-            return here.service().running and is_ready(f"http://127.0.0.1:{port}")
-
-        if not ready():
-            wait_until_ready(here, ready)
-    level = Level.SPEC if settings.speculative else Level.GENERATE
-    report = check(
-        here.host, settings, level, lambda rung: talk(f"  {rung.name}: {rung.status} ({rung.seconds:.1f} s)")
-    )
-    failed = report.failed
-    if failed is not None or not report.ok:
-        name = failed.name if failed is not None else "ladder"
-        raise Unhealthy(
-            f"{settings.service} on {here.host.name} serves, but not as planned: {name}",
-            evidence=failed.evidence if failed is not None else (),
-            hint=(failed.hint if failed is not None else "") or f"dflash-deploy logs {here.host.name}",
-        )
-    return report
-
-
-def wait_until_ready(here: Deployment, ready: Callable[[], bool]) -> None:
-    """Follow the phases of a start.
-
-    Raises:
-        Unhealthy: a fatal line, a dead process or a phase that stands still.
-    """
-    from dflash_deploy.diagnose import Event, diagnose_watcher, follow_until_ready
-    from dflash_deploy.errors import Unhealthy
-
-    settings = here.settings
-
-    def heard(event: Event) -> None:
-        if event.kind in ("phase", "fatal", "exception"):
-            talk(f"  {event.phase}: {event.text[:160]}")
-
-    outcome = follow_until_ready(
-        # The runner begins a new log file with every start.
-        here.host,
-        settings.log_file,
-        is_alive=lambda: here.service().running,
-        ready=ready,
-        on_event=heard,
-    )
-    if outcome.kind != "ready":
-        causes = diagnose_watcher(outcome.watcher).as_dict()
-        raise Unhealthy(
-            f"{settings.service} on {here.host.name} does not start: {outcome.kind} in phase {outcome.phase}",
-            evidence=[outcome.detail, *list(outcome.watcher.recent)[-6:]],
-            hint=_remedy(causes) or f"dflash-deploy logs {here.host.name}",
-        )
-
-
-def _remedy(diagnosis: dict[str, Any]) -> str:
-    """What the first cause asks for."""
-    causes = diagnosis.get("causes") or []
-    first = causes[0] if causes else {}
-    return str(first.get("remedy") or first.get("hint") or "")
-
-
-def health_lines(url: str, data: Mapping[str, Any]) -> list[str]:
-    """The lines that end ``up``."""
-    lines = [f"url: {url}"]
-    if data.get("completion"):
-        lines.append(f"completion: {data['completion']!r}")
-    if data.get("acceptance_length") is not None:
-        lines.append(
-            f"acceptance length: {data['acceptance_length']:.2f} tokens a step, {data.get('verify_steps')} steps"
-        )
-    histogram = data.get("acceptance_histogram") or []
-    if histogram:
-        peak = max(histogram) or 1
-        lines.append("accepted drafts a step:")
-        lines += [f"  {depth:>3} {count:>6} {'#' * round(40 * count / peak)}" for depth, count in enumerate(histogram)]
-    positions = data.get("acceptance_by_position") or []
-    if positions:
-        lines.append(
-            "accepted at each position: " + " ".join(f"{depth}:{share:.0%}" for depth, share in enumerate(positions, 1))
-        )
-    return lines

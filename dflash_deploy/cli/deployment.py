@@ -90,10 +90,8 @@ class Deployment:
         return tree.inspect(self.host, site, sets, payload=payload_of(sets), device=self.settings.stack.device)
 
     def patch_sets(self) -> list[str]:
-        """The stack's sets; without DDTREE only those that the device needs."""
-        return [
-            name for name in self.settings.stack.patch_sets if name != "ddtree" or self.settings.algorithm == "DDTREE"
-        ]
+        """The stack's sets, whatever the algorithm: another algorithm is then only a restart away."""
+        return list(self.settings.stack.patch_sets)
 
     def service(self) -> ServiceState:
         from dflash_deploy.launch import observe
@@ -128,7 +126,7 @@ def deployment(name: str, options: Mapping[str, Any], *, serving: bool = True) -
     """Resolve, connect, look, settle.
 
     Args:
-        options: those of :class:`~dflash_deploy.settings.Settings` that the command line gave, and ``inventory``, ``accept_new``.
+        options: of the command line: those of :func:`~dflash_deploy.settings.effective`, ``inventory``, ``accept_new``.
 
     Raises:
         UsageError, HostError, UnreadableFact, Incompatible

@@ -9,9 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from dflash_deploy.cli.common import HostArgument, JsonOption, emit_json
-from dflash_deploy.cli.deploy import AcceptNew, BreakLock, InventoryOption, ModeOption, Recap, Root, ServiceName, Venv
-from dflash_deploy.cli.deployment import deployment, talk
-from dflash_deploy.model import Plan
+from dflash_deploy.cli.deploy import AcceptNew, BreakLock, InventoryOption, ModeOption, Root, ServiceName, Venv
 
 
 def register(app: typer.Typer) -> None:
@@ -32,6 +30,9 @@ def down(
     as_json: JsonOption = False,
 ) -> None:
     """End exactly what was started, and keep it from starting at boot. Files stay."""
+    from dflash_deploy.cli.deployment import deployment
+    from dflash_deploy.cli.steps import Recap
+    from dflash_deploy.model import Plan
     from dflash_deploy.plan.launch import stop_steps
 
     options = _options(root, venv, inventory, accept_new, mode, service)
@@ -66,6 +67,7 @@ def status(
     as_json: JsonOption = False,
 ) -> None:
     """Say whether the service runs. Exit 9 when it does not."""
+    from dflash_deploy.cli.deployment import deployment
     from dflash_deploy.execute import holder
 
     with deployment(host, _options(root, venv, inventory, accept_new, mode, service), serving=False) as here:
@@ -85,7 +87,8 @@ def status(
         if state.running:
             since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(state.since)) if state.since else "?"
             print(
-                f"{here.settings.service} on {host}: running since {since} (process {state.pid}, {state.restarts} restarts)"
+                f"{here.settings.service} on {host}: running since {since} "
+                f"(process {state.pid}, {state.restarts} restarts)"
             )
         else:
             why = f", exit code {state.exit_code}" if state.exit_code else ""
@@ -97,7 +100,8 @@ def status(
             print(f"left over: {', '.join(map(str, state.orphans))}")
         if lock is not None:
             print(
-                f"locked by {lock.get('user')} on {lock.get('host')}: {lock.get('what')}{' (stale)' if lock['stale'] else ''}"
+                f"locked by {lock.get('user')} on {lock.get('host')}: {lock.get('what')}"
+                f"{' (stale)' if lock['stale'] else ''}"
             )
     if not state.running:
         raise typer.Exit(9)
@@ -114,6 +118,7 @@ def logs(
     as_json: JsonOption = False,
 ) -> None:
     """Print the service's log."""
+    from dflash_deploy.cli.deployment import deployment, talk
     from dflash_deploy.launch import follow as follow_log
     from dflash_deploy.launch import log_size, tail
 
