@@ -43,7 +43,7 @@ OnProgress = Callable[[Progress], None]
 
 @dataclass(frozen=True)
 class Journal:
-    """A JSON-lines file on the host: what was done, when, by whom, how it ended. Values of environments are not written."""
+    """A JSON-lines file on the host: what was done, when, how it ended. Values of environments are not written."""
 
     host: Host
     path: str
@@ -68,7 +68,7 @@ def execute(
     """Run the plan's steps in order, up to the first that fails.
 
     Raises:
-        CommandFailed: a step failed; its last lines are the evidence. Those before it stand; the same plan may be run again.
+        CommandFailed: a step failed; its last lines are the evidence. Those before it stand; the plan may be run again.
         HostChanged: a file is not the one that was planned on; nothing was written over it.
         HostError: the connection broke; the journal's last line says in which step.
     """
@@ -189,8 +189,8 @@ def lock(
 ) -> Iterator[None]:
     """Hold the deployment's lock: ``<root>/lock``, made by mkdir, which only one can win.
 
-    A lock is stale when its owner ran on this machine and is gone, or when it is older than :data:`STALE_AFTER_S`; a stale lock is
-    taken over and said so. Any other needs ``break_lock``.
+    A lock is stale when its owner ran on this machine and is gone, or when it is older than :data:`STALE_AFTER_S`; a
+    stale lock is taken over and said so. Any other needs ``break_lock``.
 
     Raises:
         Locked: another run holds it; the evidence says who, since when, for what.
@@ -201,7 +201,7 @@ def lock(
         "start": _start_time(os.getpid()), "what": what, "since": time.time(),
     }  # fmt: skip
     text = json.dumps(owner).encode()
-    # mkdir decides; the owner's name travels in the same round trip. A lock without a name is one whose maker died in between.
+    # mkdir decides; the owner's name travels in the same round trip. A lock without one: its maker died in between.
     take = 'mkdir -p "$1" && mkdir "$2" 2>/dev/null && cat > "$2/owner.json"'
     for _ in range(3):
         result = host.run(["/bin/sh", "-c", take, "sh", root, folder], input=text, timeout_s=30)
@@ -234,7 +234,8 @@ def lock(
             )
         if on_notice is not None:
             on_notice(
-                f"taking over the lock of {holder.get('user', '?')} ({holder.get('what', '?')}): {why or '--break-lock'}"
+                f"taking over the lock of {holder.get('user', '?')} ({holder.get('what', '?')}): "
+                f"{why or '--break-lock'}"
             )
         _remove_stale(host, folder, seen)
     else:
@@ -255,8 +256,8 @@ def holder(host: Host, root: str) -> Mapping[str, Any] | None:
 
 
 def _remove_stale(host: Host, folder: str, seen: bytes | None) -> None:
-    """Remove the lock if it still is the one that was judged. Those that take over go one by one, or the second would remove the
-    first one's new lock."""
+    """Remove the lock if it still is the one that was judged. Those that take over go one by one, or the second would
+    remove the first one's new lock."""
     script = (
         'find "$1.taking" -maxdepth 0 -mmin +1 -exec rmdir {} + 2>/dev/null; mkdir "$1.taking" || exit 0; '
         'present=$(cat "$1/owner.json" 2>/dev/null); [ "$present" = "$(cat)" ] && rm -rf "$1"; rmdir "$1.taking"'

@@ -77,12 +77,15 @@ def render(settings: Settings, facts: Facts, templates: Path, content: Sequence[
     """The service's files.
 
     Args:
-        content: digests of what the server is made of and that no path shows: the venv's stamp, the patched tree, the models.
+        content: digests of what the server is made of and no path shows: the venv's pins, the patched tree, the models.
     """
     jinja = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(templates), undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True,
+        loader=jinja2.FileSystemLoader(templates),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
         autoescape=False,
-    )  # fmt: skip
+    )
     jinja.filters.update(exec=exec_line, quoted=env_quoted, path=unit_escaped)
     runner = (templates / "serve.py").read_bytes()
     env = jinja.get_template("service.env.j2").render(env=settings.environment()).encode()

@@ -21,7 +21,8 @@ def test_help_is_fast_and_imports_nothing_heavy() -> None:
     code = (
         "import sys\nimport dflash_deploy.cli as cli\n"
         "try: cli.app(['--help'])\nexcept SystemExit: pass\n"
-        "print([m for m in ('torch', 'paramiko', 'libcst', 'rich', 'jinja2', 'triton') if m in sys.modules], file=sys.stderr)"
+        "heavy = 'torch', 'paramiko', 'libcst', 'rich', 'jinja2', 'triton'\n"
+        "print([m for m in heavy if m in sys.modules], file=sys.stderr)"
     )
     for _ in range(2):
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
@@ -67,7 +68,11 @@ def test_a_locked_host_is_refused(tmp_path: Path) -> None:
     owner.parent.mkdir(parents=True)
     owner.write_text(json.dumps({"user": "ann", "host": "elsewhere", "pid": 7, "what": "up", "since": time.time()}))
     done = cli("down", "local", "--root", str(tmp_path / "root"), "--json", home=tmp_path)
-    assert done.returncode == 8 and json.loads(done.stdout)["error"]["kind"] == "Locked" and "ann on elsewhere" in done.stderr
+    assert (
+        done.returncode == 8
+        and json.loads(done.stdout)["error"]["kind"] == "Locked"
+        and "ann on elsewhere" in done.stderr
+    )
     done = cli("down", "local", "--root", str(tmp_path / "root"), "--break-lock", "--json", home=tmp_path)
     assert done.returncode == 0 and json.loads(done.stdout)["changed"] is False
     assert not owner.parent.exists()

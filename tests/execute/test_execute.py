@@ -39,7 +39,13 @@ def test_every_kind_of_step_and_the_journal(host: LocalHost, tmp_path: Path) -> 
     news: list[Progress] = []
     journal = Journal(host, str(tmp_path / "root" / "journal.jsonl"))
     outcomes = execute(Plan("all", steps), host, journal=journal, on_progress=news.append)
-    assert [o.status for o in outcomes] == [Status.CHANGED, Status.CHANGED, Status.CHANGED, Status.SKIPPED, Status.CHANGED]
+    assert [o.status for o in outcomes] == [
+        Status.CHANGED,
+        Status.CHANGED,
+        Status.CHANGED,
+        Status.SKIPPED,
+        Status.CHANGED,
+    ]
     assert (tmp_path / "made" / "file").stat().st_mode & 0o777 == 0o600
     assert remote_tree(host, str(tmp_path / "copy")) == local_tree(source) != {}
     assert not (tmp_path / "old").exists()

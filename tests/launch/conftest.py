@@ -33,7 +33,9 @@ class Service:
 
     def plan(self) -> Plan:
         files = render(self.settings, self.facts, templates_dir(), ())
-        return plan_launch(self.settings, self.facts, files, present(self.host, self.settings, self.facts, self.state()))
+        return plan_launch(
+            self.settings, self.facts, files, present(self.host, self.settings, self.facts, self.state())
+        )
 
     def launch(self) -> list[StepOutcome]:
         return execute(self.plan(), self.host)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-SOURCE = '''
+SOURCE = """
 import http.server, os, subprocess, sys
 port = int(sys.argv[sys.argv.index("--port") + 1])
 if "--die" in sys.argv:
@@ -21,7 +21,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def log_message(self, *args): pass
 
 http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
-'''
+"""
 
 
 def install(venv: Path) -> None:

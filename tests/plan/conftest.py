@@ -14,5 +14,13 @@ def facts() -> Facts:
         PythonInterpreter("/usr/bin/python3", (3, 11, 2), True),
     )
     return Facts(
-        "h", "x86_64", "Linux", "/home/me", "me", 1000, glibc=(2, 36), pythons=pythons, disk_free_mib={"/home/me": 50_000}
+        "h",
+        "x86_64",
+        "Linux",
+        "/home/me",
+        "me",
+        1000,
+        glibc=(2, 36),
+        pythons=pythons,
+        disk_free_mib={"/home/me": 50_000},
     )

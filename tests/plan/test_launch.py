@@ -12,7 +12,16 @@ import pytest
 
 from dflash_deploy.assets import templates_dir
 from dflash_deploy.facts import Facts
-from dflash_deploy.plan.launch import Present, ServiceFiles, env_quoted, exec_line, paths, plan_launch, render, unit_path
+from dflash_deploy.plan.launch import (
+    Present,
+    ServiceFiles,
+    env_quoted,
+    exec_line,
+    paths,
+    plan_launch,
+    render,
+    unit_path,
+)
 from dflash_deploy.settings import Mode, Settings, effective
 
 MODES = list(Mode)
@@ -40,7 +49,16 @@ def test_a_second_launch_does_nothing(facts: Facts, mode: Mode) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("change", [{"port": 31000}, {"budget": 8}, {"env": {"A": "b"}}, {"server_args": ["--x"]}, {"model": "/m", "draft_model": "/d"}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"port": 31000},
+        {"budget": 8},
+        {"env": {"A": "b"}},
+        {"server_args": ["--x"]},
+        {"model": "/m", "draft_model": "/d"},
+    ],
+)
 def test_any_change_of_what_serves_restarts(facts: Facts, mode: Mode, change: dict[str, object]) -> None:
     settings, files = deployed(facts, mode)
     before = present_of(settings, facts, files)
@@ -63,7 +81,9 @@ def test_a_unit_that_is_there_is_not_written_again(facts: Facts) -> None:
     titles = [step.title for step in plan_launch(settings, facts, files, stopped).steps]
     assert titles == ["forget earlier failures", "start the service"]
     disabled = replace(present_of(settings, facts, files), enabled=False)
-    assert [step.title for step in plan_launch(settings, facts, files, disabled).steps] == ["enable the service at boot"]
+    assert [step.title for step in plan_launch(settings, facts, files, disabled).steps] == [
+        "enable the service at boot"
+    ]
 
 
 def test_an_ordinary_user_goes_through_sudo_only_for_system_units(facts: Facts) -> None:
@@ -100,7 +120,9 @@ def test_systemd_accepts_the_unit(facts: Facts, mode: Mode, tmp_path: Path) -> N
     unit = tmp_path / f"{settings.service}.service"
     unit.write_bytes(files.unit)
     scope = "--user" if mode == Mode.USER else "--system"
-    result = subprocess.run(["systemd-analyze", "verify", scope, "--man=no", str(unit)], capture_output=True, text=True, timeout=60)
+    result = subprocess.run(
+        ["systemd-analyze", "verify", scope, "--man=no", str(unit)], capture_output=True, text=True, timeout=60
+    )
     complaints = [line for line in result.stderr.splitlines() if unit.name in line]
     assert complaints == [], result.stderr
 

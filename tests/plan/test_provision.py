@@ -85,7 +85,10 @@ def test_uv_is_used_where_it_is(facts: Facts, settings: Settings) -> None:
 
 
 def test_all_obstacles_come_out_together(facts: Facts, settings: Settings) -> None:
-    old = (PythonInterpreter("/usr/bin/python3", (3, 9, 2), True), PythonInterpreter("/usr/bin/python3.11", (3, 11, 0), False))
+    old = (
+        PythonInterpreter("/usr/bin/python3", (3, 9, 2), True),
+        PythonInterpreter("/usr/bin/python3.11", (3, 11, 0), False),
+    )
     with pytest.raises(Incompatible) as caught:
         plan_provision(settings, replace(facts, pythons=old, disk_free_mib={"/": 900}), VenvState())
     assert len(caught.value.evidence) == 2
