@@ -11,7 +11,7 @@ from functools import cache
 from dflash_deploy.errors import UnsupportedVersion, UsageError
 from dflash_deploy.patching.patch import PatchSet
 
-MODULES = ("sglang_0_5_16.cpu",)
+MODULES = ("sglang_0_5_16.ddtree", "sglang_0_5_16.cpu")
 """One module per set. In each, every :class:`PatchSet` at module level counts."""
 
 

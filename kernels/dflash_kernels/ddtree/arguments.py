@@ -1,0 +1,59 @@
+"""What ``--speculative-algorithm DDTREE`` does to SGLang's server arguments (0.5.16)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .shape import TreeShape, default_topk
+
+if TYPE_CHECKING:
+    from sglang.srt.server_args import ServerArgs
+
+DEFAULT_NODES = {"cpu": 16}
+DEFAULT_NODES_GPU = 32
+SUPPORTED_BACKENDS = ("triton",)
+"""Attention backends whose tree mask is proven here. Others verify a chain silently or need more hooks."""
+
+
+def handle_server_args(server_args: ServerArgs) -> None:
+    """Let DFLASH's own handler do its part with the block size, then put the tree's numbers where the server reads them.
+
+    Afterwards ``speculative_num_draft_tokens`` is Q, ``speculative_dflash_block_size`` is F and
+    ``speculative_ddtree_topk`` is K.
+
+    Raises:
+        ValueError: an argument that DDTREE cannot serve, named.
+    """
+    from sglang.srt.arg_groups.overrides import attention_backends_of, resolved_view
+    from sglang.srt.arg_groups.speculative_hook import _handle_dflash
+
+    wanted = server_args.speculative_num_draft_tokens
+    budget = server_args.speculative_ddtree_budget
+    if wanted is not None and budget is not None and int(wanted) != int(budget):
+        raise ValueError(
+            f"--speculative-num-draft-tokens {wanted} and --speculative-ddtree-budget {budget} both give the number of "
+            "tree nodes and differ; set one of them"
+        )
+    nodes = budget if budget is not None else wanted
+    if nodes is None:
+        nodes = DEFAULT_NODES.get(server_args.device, DEFAULT_NODES_GPU)
+    server_args.speculative_num_draft_tokens = None
+    _handle_dflash(server_args)
+    block = int(server_args.speculative_num_draft_tokens)
+    topk = server_args.speculative_ddtree_topk
+    shape = TreeShape(block=block, nodes=int(nodes), topk=int(default_topk(int(nodes)) if topk is None else topk))
+    for name in set(attention_backends_of(resolved_view(server_args))) - {None}:
+        if name not in SUPPORTED_BACKENDS:
+            raise ValueError(
+                f"DDTREE verifies trees with the attention backends {', '.join(SUPPORTED_BACKENDS)}, not {name!r}: "
+                "it would ignore the tree mask. Pass --attention-backend triton"
+            )
+    threshold = (server_args.speculative_accept_threshold_single, server_args.speculative_accept_threshold_acc)
+    if threshold != (1.0, 1.0):
+        raise ValueError(
+            f"DDTREE is lossless and takes no acceptance thresholds; --speculative-accept-threshold-single/-acc are {threshold}"
+        )
+    server_args.speculative_dflash_block_size = shape.block
+    server_args.speculative_num_draft_tokens = shape.nodes
+    server_args.speculative_ddtree_budget = shape.nodes
+    server_args.speculative_ddtree_topk = shape.topk

@@ -1,0 +1,274 @@
+"""The DDTREE worker for SGLang 0.5.16: a DFLASH drafter, a tree instead of a chain, one verify pass.
+
+Step (arXiv 2604.12989, section 3): draft a block of F tokens in one pass; keep the K best tokens of each depth; grow the
+tree of the Q most probable prefixes; let the target see every node once under the tree's mask; follow the target's own
+choices from the root; move the accepted path's KV to the front; hand its hidden states to the drafter.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from sglang.srt.managers.utils import GenerationBatchResult
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
+from sglang.srt.speculative.dflash_info import DFlashVerifyInput
+from sglang.srt.speculative.dflash_info_v2 import DFlashDraftInputV2
+from sglang.srt.speculative.dflash_utils import apply_dflash_verify_logits_adjustments
+from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+from torch import Tensor
+
+from ..accepted import Accepted
+from ..build_tree import build_tree
+from ..tree import Tree
+from .interim import tree_mask_full, tree_positions
+from ..verify_greedy import verify_greedy
+from .draft_head import DraftHead
+from .move import AcceptedMover
+from .prepare import prepare_step
+from .shape import TreeShape
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+    from sglang.srt.server_args import ServerArgs
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class _StepBuffers:
+    """Reused buffers of one step, ``cap`` requests wide."""
+
+    block_ids: Tensor  # int64 [cap, F]
+    block_positions: Tensor  # int64 [cap, F]
+    draft_slots: Tensor  # int64 [cap, F]
+    slots: Tensor  # int64 [cap, max(F, Q)]
+    seq_lens_cpu: Tensor  # int32 [cap], host
+
+
+class DDTreeWorker(DFlashWorkerV2):
+    """Drafts like DFLASH, verifies a tree. Prefill and everything around a decode step are DFLASH's own."""
+
+    def __init__(self, server_args: ServerArgs, **kwargs: Any) -> None:
+        self.shape = TreeShape(
+            block=int(server_args.speculative_dflash_block_size),
+            nodes=int(server_args.speculative_num_draft_tokens),
+            topk=int(server_args.speculative_ddtree_topk),
+        )
+        # The drafter's runner and its attention backend must see F where the server's arguments say Q.
+        draft_args = copy.deepcopy(server_args)
+        draft_args.override(
+            "ddtree.draft", speculative_num_draft_tokens=self.shape.block, speculative_ddtree_budget=self.shape.block
+        )
+        super().__init__(server_args=draft_args, **kwargs)
+        self.server_args = server_args
+        self._buffers: _StepBuffers | None = None
+        self._head = DraftHead(self.target_worker.model_runner.model, self.shape)
+        self._mover = AcceptedMover(self.target_worker.model_runner)
+        if self.ps.tp_rank == 0:
+            logger.info(
+                "DDTREE ready: draft block %d, tree of %d nodes, top-%d per depth.",
+                self.shape.block,
+                self.shape.nodes,
+                self.shape.topk,
+            )
+
+    def _maybe_build_draft_sampler(self) -> None:
+        """The folded sampler keeps arg-maxima only; a tree needs the K best with their log-probs."""
+        return None
+
+    def _step_buffers(self, bs: int) -> _StepBuffers:
+        if self._buffers is None or self._buffers.block_ids.shape[0] < bs:
+            cap = max(bs, 2 * (0 if self._buffers is None else self._buffers.block_ids.shape[0]))
+
+            def ints(width: int) -> Tensor:
+                return torch.zeros((cap, width), dtype=torch.int64, device=self.device)
+
+            self._buffers = _StepBuffers(
+                block_ids=ints(self.shape.block),
+                block_positions=ints(self.shape.block),
+                draft_slots=ints(self.shape.block),
+                slots=ints(self.shape.reserved),
+                seq_lens_cpu=torch.zeros(cap, dtype=torch.int32),
+            )
+        b = self._buffers
+        return _StepBuffers(b.block_ids[:bs], b.block_positions[:bs], b.draft_slots[:bs], b.slots[:bs], b.seq_lens_cpu[:bs])
+
+    def forward_batch_generation(self, batch: ScheduleBatch, on_publish: Any = None) -> GenerationBatchResult:
+        """Prefill and idle steps are DFLASH's; a decode step drafts, verifies and commits a tree.
+
+        Result: ``next_token_ids`` [bs * F], each request's accepted tokens in front; ``accept_lens`` [bs], bonus included.
+        """
+        decode = not (batch.forward_mode.is_extend() or batch.is_extend_in_batch or batch.forward_mode.is_idle())
+        if not decode or batch.spec_info is None:
+            return super().forward_batch_generation(batch, on_publish)
+        if not isinstance(batch.spec_info, DFlashDraftInputV2):
+            raise RuntimeError(f"DDTREE expects DFLASH's draft state on the batch, got {type(batch.spec_info).__name__}")
+        return self._decode_step(batch, batch.spec_info, on_publish)
+
+    def _decode_step(
+        self, batch: ScheduleBatch, draft_input: DFlashDraftInputV2, on_publish: Any
+    ) -> GenerationBatchResult:
+        bs, shape = len(batch.seq_lens), self.shape
+        prefix = batch.seq_lens
+        if prefix.is_cuda:
+            prefix.record_stream(torch.cuda.current_stream())
+        step = self._step_buffers(bs)
+        prepare_step(
+            draft_input.bonus_tokens,
+            prefix,
+            batch.req_pool_indices,
+            self.model_runner.req_to_token_pool.req_to_token,
+            int(self._mask_token_id),
+            step.block_ids,
+            step.block_positions,
+            step.draft_slots,
+            step.slots,
+        )
+        logprobs, ids = self._draft(batch, draft_input, step)
+        tree = build_tree(logprobs, ids, draft_input.bonus_tokens, shape.nodes)
+        logits_output, can_run_cuda_graph = self._verify(batch, draft_input, step, tree)
+        accepted = self._accept(batch, tree, logits_output.next_token_logits)
+
+        commit_lens = accepted.length.to(torch.int32) + 1
+        new_seq_lens = prefix + commit_lens.to(prefix.dtype)
+        if on_publish is not None:
+            on_publish(new_seq_lens)
+
+        # Destinations come from the slots gathered before the draft: nothing reads req_to_token after the verify, so the
+        # scheduler may write it as early as for a chain.
+        self._mover.move(step.slots, accepted)
+        hidden = logits_output.hidden_states
+        if hidden is None:
+            raise RuntimeError("DDTREE verify needs the target's hidden states and got none")
+        rows = accepted.index.clamp(min=0).to(torch.int64)
+        rows += torch.arange(bs, device=rows.device).unsqueeze(1) * shape.nodes
+        self._append_target_hidden_to_draft_kv_by_loc(
+            target_hidden=hidden.index_select(0, rows.flatten()),
+            cache_loc=step.draft_slots.reshape(-1),
+            cache_loc_2d=step.draft_slots,
+            positions=step.block_positions.reshape(-1),
+            commit_lens=commit_lens,
+        )
+        logits_output.hidden_states = None
+
+        tokens = accepted.tokens.to(torch.int64)
+        bonus = tokens.gather(1, accepted.length.to(torch.int64).unsqueeze(1)).squeeze(1)
+        return GenerationBatchResult(
+            logits_output=logits_output,
+            next_token_ids=tokens.reshape(-1),
+            accept_lens=commit_lens,
+            can_run_cuda_graph=can_run_cuda_graph,
+            next_draft_input=self._make_next_draft_input_decode(bonus_tokens=bonus, new_seq_lens=new_seq_lens),
+            speculative_num_draft_tokens=shape.block,
+            new_seq_lens=new_seq_lens,
+        )
+
+    def _draft(
+        self, batch: ScheduleBatch, draft_input: DFlashDraftInputV2, step: _StepBuffers
+    ) -> tuple[Tensor, Tensor]:
+        """One drafter pass over the block: log-probs fp32 [bs, L, K] and token ids [bs, L, K]."""
+        bs, block = step.block_ids.shape
+        embed = self.target_worker.model_runner.model.get_input_embeddings()
+        embeds = embed(step.block_ids)
+        prefix = batch.seq_lens
+        host = step.seq_lens_cpu
+        if self.use_compact_draft_cache:
+            draft_lens = self._compute_compact_draft_seq_lens(prefix)
+            self._fill_compact_seq_lens_cpu_bound(
+                batch_seq_lens_cpu=batch.seq_lens_cpu,
+                reserved_seq_lens_cpu=draft_input.reserved_seq_lens_cpu,
+                draft_prefix_lens=draft_lens,
+                out=host,
+            )
+            self._ensure_draft_block_buffers(bs)
+            self._rebuild_compact_draft_cache(
+                req_pool_indices=batch.req_pool_indices,
+                prefix_lens=prefix,
+                draft_prefix_lens=draft_lens,
+                verify_out_cache_loc_2d=step.draft_slots,
+                bs=bs,
+                block_size=block,
+            )
+        else:
+            draft_lens = prefix
+            host.copy_(self._host_bound(batch, draft_input, block))
+        forward_batch = ForwardBatch(
+            forward_mode=ForwardMode.TARGET_VERIFY,
+            batch_size=bs,
+            input_ids=step.block_ids.flatten(),
+            req_pool_indices=batch.req_pool_indices,
+            seq_lens=draft_lens,
+            out_cache_loc=step.draft_slots.reshape(-1),
+            seq_lens_sum=int(host.sum()),
+            seq_lens_cpu=host,
+            positions=step.block_positions.reshape(-1),
+            input_embeds=embeds.view(-1, embeds.shape[-1]),
+            spec_algorithm=SpeculativeAlgorithm.DFLASH,
+            spec_info=self._draft_block_spec_info,
+            capture_hidden_mode=CaptureHiddenMode.NULL,
+        )
+        with torch.inference_mode():
+            hidden = self.draft_model_runner.forward(forward_batch).logits_output.hidden_states
+            if hidden is None:
+                raise RuntimeError("the DFLASH draft model returned no hidden states")
+            return self._head(hidden.view(bs, block, -1))
+
+    def _host_bound(self, batch: ScheduleBatch, draft_input: DFlashDraftInputV2, width: int) -> Tensor:
+        """Upper bound of prefix + ``width`` per request, int [bs] on the host, without asking the device.
+
+        The host's lengths lag one step under overlap; planning may only over-estimate.
+        """
+        if batch.seq_lens_cpu is not None:
+            return batch.seq_lens_cpu + width
+        if draft_input.reserved_seq_lens_cpu is not None:
+            return draft_input.reserved_seq_lens_cpu
+        return batch.seq_lens.cpu() + width
+
+    def _verify(
+        self, batch: ScheduleBatch, draft_input: DFlashDraftInputV2, step: _StepBuffers, tree: Tree
+    ) -> tuple[Any, bool]:
+        """The target over all nodes: logits [bs * Q, vocab] and hidden states [bs * Q, features], node by node."""
+        nodes = self.shape.nodes
+        bs = tree.token_ids.shape[0]
+        prefix = batch.seq_lens
+        batch.out_cache_loc = step.slots[:, :nodes].reshape(-1)
+        saved = batch.seq_lens_cpu, batch.seq_lens_sum
+        bound = self._host_bound(batch, draft_input, nodes)
+        batch.seq_lens_cpu = bound
+        batch.seq_lens_sum = int(bound.sum())
+        verify_input = DFlashVerifyInput(
+            draft_token=tree.token_ids.reshape(-1).to(torch.int64),
+            positions=tree_positions(tree, prefix).reshape(-1),
+            draft_token_num=nodes,
+            custom_mask=self._mask(tree, prefix, (int(bound.sum()) + bs * nodes) * nodes),
+            capture_hidden_mode=CaptureHiddenMode.FULL,
+        )
+        forward_batch, can_run_cuda_graph = verify_input.prepare_for_verify(batch, self.target_worker)
+        batch.seq_lens_cpu, batch.seq_lens_sum = saved
+        out = self.target_worker.forward_batch_generation(
+            batch=None, forward_batch=forward_batch, is_verify=True, skip_attn_backend_init=True
+        )
+        return out.logits_output, can_run_cuda_graph
+
+    def _mask(self, tree: Tree, prefix: Tensor, numel: int) -> Tensor:
+        """The mask where the backend will read it: its captured buffer when it has one, else a fresh one of ``numel``."""
+        buffer = self.target_worker.model_runner.attn_backend.get_verify_buffers_to_fill_after_draft()[0]
+        if buffer is None:
+            buffer = torch.ones(numel, dtype=torch.bool, device=prefix.device)
+        tree_mask_full(tree, prefix, buffer)
+        return buffer
+
+    def _accept(self, batch: ScheduleBatch, tree: Tree, logits: Tensor) -> Accepted:
+        """Walk the tree along the target's own choices."""
+        sampling = batch.sampling_info
+        if sampling is not None:
+            apply_dflash_verify_logits_adjustments(
+                next_token_logits=logits, sampling_info=sampling, draft_token_num=self.shape.nodes
+            )
+        choice = torch.argmax(logits, dim=-1).view(tree.token_ids.shape)
+        return verify_greedy(tree, choice, self.shape.depths)
