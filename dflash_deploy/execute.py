@@ -187,7 +187,7 @@ def remote_tree(host: Host, folder: str) -> dict[str, str]:
 def lock(
     host: Host, root: str, what: str, *, break_lock: bool = False, on_notice: Callable[[str], None] | None = None
 ) -> Iterator[None]:
-    """Hold the deployment's lock: ``<root>/lock``, made by mkdir, which only one can win.
+    """Hold the deployment's lock: ``<root>/lock``, a folder that only one can put there.
 
     A lock is stale when its owner ran on this machine and is gone, or when it is older than :data:`STALE_AFTER_S`; a
     stale lock is taken over and said so. Any other needs ``break_lock``.
@@ -201,27 +201,25 @@ def lock(
         "start": _start_time(os.getpid()), "what": what, "since": time.time(),
     }  # fmt: skip
     text = json.dumps(owner).encode()
-    # mkdir decides; the owner's name travels in the same round trip. A lock without one: its maker died in between.
-    take = 'mkdir -p "$1" && mkdir "$2" 2>/dev/null && cat > "$2/owner.json"'
+    # A folder with the owner's name in it is renamed into place, which fails when one is there: no lock is ever nameless
+    # however slow the host. (An empty folder is nobody's and gives way.)
+    take = 'mkdir -p "$2" && cat > "$2/owner.json" && mv -T "$2" "$1" 2>/dev/null || { rm -rf "$2"; exit 1; }'
+    fresh = f"{folder}.new-{os.getpid()}-{time.time_ns()}"
     for _ in range(3):
-        result = host.run(["/bin/sh", "-c", take, "sh", root, folder], input=text, timeout_s=30)
+        result = host.run(["/bin/sh", "-c", take, "sh", folder, fresh], input=text, timeout_s=30)
         if result.ok:
             break
         seen = host.read(posixpath.join(folder, "owner.json"))
         holder = _parsed(seen)
         if holder is None:
-            if host.run(["test", "-d", folder], timeout_s=30).ok:
-                time.sleep(1.0)
-                seen = host.read(posixpath.join(folder, "owner.json"))
-                holder = _parsed(seen) or {}
-            elif not host.run(["test", "-w", root], timeout_s=30).ok:
+            if not host.run(["test", "-w", root], timeout_s=30).ok:
                 raise CommandFailed(
                     f"{root} on {host.name} cannot be written",
                     evidence=result.err.strip().splitlines()[-2:],
                     hint="another --root, or mend its owner and space",
                 )
-            else:
-                continue
+            # Released between the two looks.
+            continue
         why = _stale(holder)
         if not why and not break_lock:
             raise Locked(
@@ -277,7 +275,7 @@ def _parsed(data: bytes | None) -> dict[str, Any] | None:
 
 def _stale(holder: Mapping[str, Any]) -> str:
     if not holder:
-        return "its owner died while taking it"
+        return "its owner cannot be read"
     if _age(holder) > STALE_AFTER_S:
         return f"older than {STALE_AFTER_S / 3600:.0f} h"
     if holder.get("host") == socket.gethostname():

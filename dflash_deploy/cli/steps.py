@@ -120,7 +120,7 @@ class Recap:
         self.lines += health_lines(self.data["url"], report.data)
 
 
-QUIET = ("Requirement already satisfied", "WARNING: Location", "Looking in", "Obtaining dependency information")
+QUIET = ("{", "Requirement already satisfied", "WARNING: Location", "Looking in", "Obtaining dependency information")
 """Lines of installers that tell a person nothing."""
 
 
