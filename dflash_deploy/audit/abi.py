@@ -52,10 +52,43 @@ SUBSTITUTIONS = {
     "So": "std::ostream",
 }
 BUILTINS = {
-    "v": "void", "b": "bool", "c": "char", "a": "signed char", "h": "unsigned char", "s": "short", "t": "unsigned short", "i": "int", "j": "unsigned int",
-    "l": "long", "m": "unsigned long", "x": "long long", "y": "unsigned long long", "f": "float", "d": "double", "e": "long double", "w": "wchar_t", "z": "...",
-}  # fmt: skip
-OPERATORS = {"cv": "operator", "eq": "operator==", "ne": "operator!=", "ix": "operator[]", "cl": "operator()", "ls": "operator<<", "rs": "operator>>", "aS": "operator=", "pl": "operator+", "mi": "operator-", "lt": "operator<", "gt": "operator>", "nw": "operator new", "dl": "operator delete", "pt": "operator->", "de": "operator*"}  # fmt: skip
+    "v": "void",
+    "b": "bool",
+    "c": "char",
+    "a": "signed char",
+    "h": "unsigned char",
+    "s": "short",
+    "t": "unsigned short",
+    "i": "int",
+    "j": "unsigned int",
+    "l": "long",
+    "m": "unsigned long",
+    "x": "long long",
+    "y": "unsigned long long",
+    "f": "float",
+    "d": "double",
+    "e": "long double",
+    "w": "wchar_t",
+    "z": "...",
+}
+OPERATORS = {
+    "cv": "operator",
+    "eq": "operator==",
+    "ne": "operator!=",
+    "ix": "operator[]",
+    "cl": "operator()",
+    "ls": "operator<<",
+    "rs": "operator>>",
+    "aS": "operator=",
+    "pl": "operator+",
+    "mi": "operator-",
+    "lt": "operator<",
+    "gt": "operator>",
+    "nw": "operator new",
+    "dl": "operator delete",
+    "pt": "operator->",
+    "de": "operator*",
+}
 
 
 class _Unsupported(Exception):

@@ -76,7 +76,8 @@ def compare(here: Facts, there: Facts) -> list[Item]:
         if home and not same_base:
             others = minor_paths(there, minor)
             reasons.append(
-                f"its base interpreter is {home}/python{minor}; there: {', '.join(others) if others else f'no Python {minor}'}"
+                f"its base interpreter is {home}/python{minor}; there: "
+                f"{', '.join(others) if others else f'no Python {minor}'}"
             )
         if environment.get("scripts_foreign"):
             reasons.append("it is itself a copy: its scripts name another path")
@@ -104,7 +105,8 @@ def compare(here: Facts, there: Facts) -> list[Item]:
                     why.append("editable: its source folder has to come too")
                 if capability:
                     why.append(
-                        f"GPUs of another capability there: {', '.join(dotted(c) for c in sorted(filter(None, capability)))}"
+                        f"GPUs of another capability there: "
+                        f"{', '.join(dotted(c) for c in sorted(filter(None, capability)))}"
                     )
                 found.append(
                     Item(name, "rebuild" if capability or dist.get("editable") or problems else "travels", tuple(why))
@@ -127,7 +129,8 @@ def compare(here: Facts, there: Facts) -> list[Item]:
             "NVIDIA driver",
             "stays",
             (
-                f"{dotted(here.driver) if here.driver else 'none'} here, {dotted(there.driver) if there.driver else 'none'} there",
+                f"{dotted(here.driver) if here.driver else 'none'} here, "
+                f"{dotted(there.driver) if there.driver else 'none'} there",
             ),
         )
     )
@@ -145,7 +148,8 @@ def caches(here: Facts, there: Facts) -> list[Item]:
         why = []
         if mine != theirs:
             why.append(
-                f"compiled for {', '.join(dotted(c) for c in sorted(filter(None, mine))) or 'no GPU'}, there {', '.join(dotted(c) for c in sorted(filter(None, theirs))) or 'no GPU'}"
+                f"compiled for {', '.join(dotted(c) for c in sorted(filter(None, mine))) or 'no GPU'}, there "
+                f"{', '.join(dotted(c) for c in sorted(filter(None, theirs))) or 'no GPU'}"
             )
         if other and torch != other:
             why.append(f"torch {', '.join(sorted(torch))} here, {', '.join(sorted(other))} there")

@@ -51,7 +51,8 @@ class Report:
     @property
     def coverage_line(self) -> str:
         count = self.coverage
-        return f"{count['ran']} of {count['rules']} rules ran, {count['not_applicable']} not applicable, {count['unknown']} unknown"
+        idle = f"{count['not_applicable']} not applicable, {count['unknown']} unknown"
+        return f"{count['ran']} of {count['rules']} rules ran, {idle}"
 
     def as_dict(self) -> dict[str, Any]:
         """As ``audit --json`` prints it; ``report.schema.json`` describes it."""

@@ -92,7 +92,10 @@ CPU_PACKAGES = (
     "prometheus_client==0.26.0",
     "pillow==13.0.0",
 )
-"""What the 0.5.16 server imports on a CPU; found by importing it module by module."""
+"""What the 0.5.16 server imports on a CPU, found by importing it, in the versions that were run."""
+
+CPU_NO_DEPS = ("apache-tvm-ffi==0.1.11", "compressed-tensors==0.20.1", "xgrammar==0.2.1", "sglang==0.5.16")
+"""Installed without their dependencies: their metadata asks for CUDA packages or for another torch."""
 
 BLACKWELL = ((8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0))
 """sm_86 runs sm_80 code. sm_121 (GB10) is in no published kernel wheel's list."""
@@ -162,7 +165,7 @@ def cuda_stack(
 
 
 LIBNUMA = "its kernel package needs libnuma.so.1, which no pip package provides (apt-get install libnuma1)"
-CUDA_TILE = "cuda-tile==1.6.0rc5 is published only as a stub that downloads from elsewhere: it does not install from wheels alone"
+CUDA_TILE = "cuda-tile==1.6.0rc5 is published only as a stub that downloads from elsewhere"
 OLD_PY = ((3, 10), (3, 13))
 NEW_PY = ((3, 11), (3, 13))
 
@@ -331,7 +334,8 @@ def judge_stack(stack: Stack, facts: Facts) -> Choice:
     low, high = stack.python
     if facts.pythons and not any(low <= version <= high for version in versions) and not facts.uv:
         no.append(
-            f"needs Python {dotted(low)} to {dotted(high)}, the host has {', '.join(dotted(v) for v in sorted(versions))}"
+            f"needs Python {dotted(low)} to {dotted(high)}, the host has "
+            f"{', '.join(dotted(v) for v in sorted(versions))}"
         )
         changes.append(f"install Python {dotted(high)} with its venv module, or uv, which brings its own")
     elif not facts.pythons and not facts.uv:
@@ -358,7 +362,8 @@ def judge_cuda(stack: Stack, facts: Facts, no: list[str], know: list[str], chang
         know.append("driver version unknown")
     elif stack.min_driver is not None and facts.driver < stack.min_driver:
         no.append(
-            f"torch {stack.torch}+{stack.torch_variant} (CUDA {stack.cuda}) needs driver >= {stack.min_driver[0]}, the host has {dotted(facts.driver)}"
+            f"torch {stack.torch}+{stack.torch_variant} (CUDA {stack.cuda}) needs driver >= "
+            f"{stack.min_driver[0]}, the host has {dotted(facts.driver)}"
         )
         where = " on the host of this container" if facts.container else ""
         changes.append(f"driver >= {stack.min_driver[0]}{where}")
@@ -367,7 +372,8 @@ def judge_cuda(stack: Stack, facts: Facts, no: list[str], know: list[str], chang
             know.append(f"GPU {gpu.index}: compute capability unknown")
         elif gpu.compute_capability not in stack.capabilities:
             no.append(
-                f"GPU {gpu.index} ({gpu.name}) is sm_{gpu.compute_capability[0]}{gpu.compute_capability[1]}: no code for it in {stack.kernel}"
+                f"GPU {gpu.index} ({gpu.name}) is sm_{gpu.compute_capability[0]}{gpu.compute_capability[1]}: "
+                f"no code for it in {stack.kernel}"
             )
     if not stack.native_dflash:
         know.append("no native DFLASH in this release")

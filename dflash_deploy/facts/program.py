@@ -30,7 +30,8 @@ sys.modules["dflash_deploy.facts.remote.main"].main(json.loads(PARAMS), MARK)
 """
 
 CANDIDATES = (
-    'python3 /usr/bin/python3 /usr/local/bin/python3 python "$HOME"/.local/share/uv/python/*/bin/python3 "$HOME"/miniconda3/bin/python3 '
+    'python3 /usr/bin/python3 /usr/local/bin/python3 python "$HOME"/.local/share/uv/python/*/bin/python3 '
+    '"$HOME"/miniconda3/bin/python3 '
     '"$HOME"/.pyenv/versions/*/bin/python3 /opt/*/bin/python3 /usr/libexec/platform-python'
 )
 
@@ -57,7 +58,8 @@ def fallback_lines(paths: Sequence[str], mark: str) -> list[str]:
         'echo "arch=$(uname -m)"; echo "system=$(uname -s)"; echo "kernel=$(uname -r)"; echo "hostname=$(uname -n)"',
         'echo "home=$HOME"; echo "user=$(id -un 2>/dev/null)"; echo "uid=$(id -u 2>/dev/null)"; echo "shell=$SHELL"',
         'echo "libc=$(getconf GNU_LIBC_VERSION 2>/dev/null)"',
-        'for f in /lib/ld-musl-*; do if [ -e "$f" ]; then echo "libc=musl $($f 2>&1 | sed -n \'s/^Version //p\')"; fi; done',
+        'for f in /lib/ld-musl-*; do if [ -e "$f" ]; then '
+        "echo \"libc=musl $($f 2>&1 | sed -n 's/^Version //p')\"; fi; done",
         "echo \"memory_kib=$(sed -n 's/^MemTotal: *\\([0-9]*\\) kB/\\1/p' /proc/meminfo 2>/dev/null)\"",
         'echo "cpus=$(grep -c ^processor /proc/cpuinfo 2>/dev/null)"',
         "echo \"os=$(sed -n 's/^PRETTY_NAME=//p' /etc/os-release 2>/dev/null)\"",
@@ -66,8 +68,10 @@ def fallback_lines(paths: Sequence[str], mark: str) -> list[str]:
         'echo "linger=$(ls /var/lib/systemd/linger 2>/dev/null | grep -cx "$(id -un)")"',
         'if [ -e "/run/user/$(id -u)/systemd/private" ]; then echo user_manager=1; fi',
         "if [ -d /run/systemd/system ]; then echo systemd=1; fi",
-        "if command -v sudo >/dev/null 2>&1; then if $t sudo -n true >/dev/null 2>&1 </dev/null; then echo sudo=1; fi; fi",
-        "echo \"driver=$(sed -n 's/^NVRM version:.* \\([0-9][0-9]*\\.[0-9.]*\\) .*/\\1/p' /proc/driver/nvidia/version 2>/dev/null)\"",
+        "if command -v sudo >/dev/null 2>&1; then if $t sudo -n true >/dev/null 2>&1 </dev/null; then echo "
+        "sudo=1; fi; fi",
+        "echo \"driver=$(sed -n 's/^NVRM version:.* \\([0-9][0-9]*\\.[0-9.]*\\) .*/\\1/p' "
+        '/proc/driver/nvidia/version 2>/dev/null)"',
         f"if command -v nvidia-smi >/dev/null 2>&1; then $t {smi} </dev/null 2>/dev/null | sed 's/^/gpu=/'; fi",
         'echo "uv=$(command -v uv 2>/dev/null)"',
         'if [ -x "$HOME/.local/bin/uv" ]; then echo "uv=$HOME/.local/bin/uv"; fi',

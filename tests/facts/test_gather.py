@@ -129,7 +129,8 @@ def test_nvidia_smi_lines_are_all_read(tmp_path: Path) -> None:
     smi = tmp_path / "nvidia-smi"
     smi.write_text(
         '#!/bin/sh\ncase "$*" in *compute_cap*) echo "0, 9.0"; echo "1, 9.0";;\n'
-        '*query-gpu*) for i in 0 1; do echo "$i, NVIDIA H200, 143771, 143000, Enabled, 0000$i, GPU-$i, 580.159.04, Enabled, 0, 75.1"; done;;\n'
+        '*query-gpu*) for i in 0 1; do echo "$i, NVIDIA H200, 143771, 143000, Enabled, 0000$i, GPU-$i, '
+        '580.159.04, Enabled, 0, 75.1"; done;;\n'
         "*compute-apps*) echo '42, GPU-0, 1000, python';; esac\n"
     )
     smi.chmod(0o755)
@@ -199,7 +200,8 @@ def test_model_folder(tmp_path: Path) -> None:
     (tmp_path / "model-00001-of-00003.safetensors").write_bytes(safetensors(100))
     (tmp_path / "model-00002-of-00003.safetensors").write_bytes(safetensors(100)[:-1])
     (tmp_path / "model.safetensors.index.json").write_text(
-        '{"weight_map": {"a": "model-00001-of-00003.safetensors", "b": "model-00002-of-00003.safetensors", "c": "model-00003-of-00003.safetensors", "d": "../x"}}'
+        '{"weight_map": {"a": "model-00001-of-00003.safetensors", "b": "model-00002-of-00003.safetensors", '
+        '"c": "model-00003-of-00003.safetensors", "d": "../x"}}'
     )
     (tmp_path / "tokenizer.json").write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
     facts = model_facts(str(tmp_path))

@@ -55,7 +55,8 @@ def driver_supports_cuda(case: Case) -> Iterator[Verdict]:
                 remedy=f"install driver >= {dotted(need)} on the host",
             )
         elif case.facts.driver < need:
-            remedy = f"driver >= {dotted(need)} on the host{' of this container' if case.facts.container else ''}, or a stack for the CUDA release that this driver runs"
+            place = "the host of this container" if case.facts.container else "the host"
+            remedy = f"driver >= {dotted(need)} on {place}, or a stack for the CUDA release that this driver runs"
             yield fail(
                 f"the driver is too old for {what}",
                 [f"driver {dotted(case.facts.driver)}, needs >= {dotted(need)}"],
@@ -392,7 +393,8 @@ def attention_backend_fits_gpu(case: Case) -> Iterator[Verdict]:
         for gpu in case.facts.gpus:
             if gpu.compute_capability and gpu.compute_capability[0] not in families[backend]:
                 yield fail(
-                    f"{flag} {backend} does not run on {gpu.name} (sm_{gpu.compute_capability[0]}{gpu.compute_capability[1]})",
+                    f"{flag} {backend} does not run on {gpu.name} "
+                    f"(sm_{gpu.compute_capability[0]}{gpu.compute_capability[1]})",
                     (),
                     f"{flag} triton (or flashinfer)",
                 )

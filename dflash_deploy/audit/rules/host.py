@@ -100,7 +100,10 @@ def p2p_path_clear(case: Case) -> Iterator[Verdict]:
     redirect = iommu.get("acs_redirect")
     evidence = [f"IOMMU groups of type {', '.join(translated)}"] if translated else []
     evidence += [f"ACS ReqRedir+ on {str(device)[:60]}" for device in (redirect or [])[:3]]
-    remedy = "on the host: iommu=pt (or off) and ACS off in the firmware; else NCCL_P2P_DISABLE=1 together with --disable-custom-all-reduce"
+    remedy = (
+        "on the host: iommu=pt (or off) and ACS off in the firmware; "
+        "else NCCL_P2P_DISABLE=1 together with --disable-custom-all-reduce"
+    )
     if evidence and not disabled:
         yield fail("peer-to-peer between GPUs would be redirected by the IOMMU or ACS", evidence, remedy)
     elif disabled and case.argument("--disable-custom-all-reduce") is None:
@@ -152,8 +155,12 @@ def ports_free(case: Case) -> Iterator[Verdict]:
             yield unknown("the ports were not looked at")
         return
     asked = section(case.raw, "ports", "asked")
-    taken = [f"{port}: {section(asked, port).get('command') or 'held by a process that this account may not see'} (pid {section(asked, port).get('pid')})"
-             for port in asked if section(asked, port).get("free") is False]  # fmt: skip
+    taken = [
+        f"{port}: {section(asked, port).get('command') or 'held by a process that this account may not see'} "
+        f"(pid {section(asked, port).get('pid')})"
+        for port in asked
+        if section(asked, port).get("free") is False
+    ]
     if taken:
         yield fail("a port is in use", taken, "stop its owner (dflash-deploy down), or choose another port")
     elif asked:

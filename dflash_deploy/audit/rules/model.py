@@ -73,7 +73,8 @@ def shards_complete(case: Case) -> Iterator[Verdict]:
             yield fail(f"{item.get('path')}: no weights", (), "download the model")
         else:
             yield ok(
-                f"{item.get('path')}: {len(rows(weights.get('files')))} weight file(s), {int(weights.get('total_bytes') or 0) >> 20} MiB"
+                f"{item.get('path')}: {len(rows(weights.get('files')))} weight file(s), "
+                f"{int(weights.get('total_bytes') or 0) >> 20} MiB"
             )
 
 

@@ -49,7 +49,8 @@ def advice(environment: Mapping[str, Any], missing: list[str], kernel: bool) -> 
     built = torch_for_kernel(kernel_of(environment)[1]) if kernel and kernel_of(environment) else None  # type: ignore[index]
     target = built[0] if built else (releases[-1] if releases else "")
     if target:
-        return f"keep the release's own pair: torch {target} for this build, or the build for torch {torch_text(environment)}"
+        other = f"the build for torch {torch_text(environment)}"
+        return f"keep the release's own pair: torch {target} for this build, or {other}"
     return f"rebuild or reinstall the package for torch {torch_text(environment)}"
 
 
@@ -89,7 +90,8 @@ def extension_symbols_resolve(case: Case) -> Iterator[Verdict]:
                 + (f"; exported by torch {', '.join(releases)}" if releases else "")
             )
             kernel = bool(KERNEL.match(str(module.get("path"))))
-            found = f"{module.get('path')} needs {len(missing)} symbol(s) that torch {torch_text(environment)} does not export"
+            what = f"{len(missing)} symbol(s) that torch {torch_text(environment)} does not export"
+            found = f"{module.get('path')} needs {what}"
             yield (
                 fail(found, evidence, advice(environment, missing, kernel))
                 if severe
@@ -99,7 +101,8 @@ def extension_symbols_resolve(case: Case) -> Iterator[Verdict]:
             yield unknown(f"{label(environment)}: the walk was cut short after {elf.get('files')} files")
         elif not broken and read:
             yield ok(
-                f"{label(environment)}: {sum(int(m.get('checked') or 0) for m in read)} symbols of {len(read)} extensions resolve"
+                f"{label(environment)}: {sum(int(m.get('checked') or 0) for m in read)} symbols of "
+                f"{len(read)} extensions resolve"
             )
 
 
@@ -158,9 +161,16 @@ def libnuma_present(case: Case) -> Iterator[Verdict]:
 @rule(
     "cuda-libraries-resolve",
     Where.VENV,
-    references=("vllm-project/vllm#31018", "sgl-project/sglang-omni#620", "kaito-project/kaito#2086", "sgl-project/sglang#29646", "sgl-project/sglang#2584", "vllm-project/vllm#52300"),
+    references=(
+        "vllm-project/vllm#31018",
+        "sgl-project/sglang-omni#620",
+        "kaito-project/kaito#2086",
+        "sgl-project/sglang#29646",
+        "sgl-project/sglang#2584",
+        "vllm-project/vllm#52300",
+    ),
     weight=6,
-)  # fmt: skip
+)
 def cuda_libraries_resolve(case: Case) -> Iterator[Verdict]:
     """Every CUDA soname (libcudart.so.12, libnvrtc.so.13, ...) that a native file needs must be found through its
     RPATH, the NVIDIA packages beside torch or the system. One that is missing was built for another CUDA major than

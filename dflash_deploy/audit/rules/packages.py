@@ -84,10 +84,17 @@ def torch_matches_kernel(case: Case) -> Iterator[Verdict]:
 @rule(
     "one-cuda-major",
     Where.VENV,
-    references=("sgl-project/sglang#22833", "sgl-project/sglang#29425", "vllm-project/vllm#42338", "z-lab/dflash#123", "pytorch/pytorch#186591", "rwth-i6/returnn#1802"),
+    references=(
+        "sgl-project/sglang#22833",
+        "sgl-project/sglang#29425",
+        "vllm-project/vllm#42338",
+        "z-lab/dflash#123",
+        "pytorch/pytorch#186591",
+        "rwth-i6/returnn#1802",
+    ),
     weight=5,
     explains=("cuda-libraries-resolve", "nccl-matches-torch", "requirements-satisfied", "torch-flavour-fits-release"),
-)  # fmt: skip
+)
 def one_cuda_major(case: Case) -> Iterator[Verdict]:
     """One environment, one CUDA major: nvidia-*-cu12 beside nvidia-*-cu13 overwrite each other's files (both NCCL
     packages own nvidia/nccl/lib/libnccl.so.2), and two runtimes in one process crash. Minor releases may differ."""
@@ -118,7 +125,8 @@ def one_cuda_major(case: Case) -> Iterator[Verdict]:
             yield fail(
                 "packages of two CUDA majors in one environment",
                 evidence,
-                f"pip uninstall the packages that are not for CUDA {major or '<torch>'}, then reinstall torch's own (a constraints file keeps the resolver there)",
+                f"pip uninstall the packages that are not for CUDA {major or '<torch>'}, then reinstall "
+                f"torch's own (a constraints file keeps the resolver there)",
             )
         elif tagged or cuda:
             yield ok(f"CUDA {cuda or next(iter(tagged))} throughout")
@@ -161,7 +169,8 @@ def torch_flavour_fits_release(case: Case) -> Iterator[Verdict]:
             continue
         elif str(cuda).split(".")[0] != rows_[0].cuda.split(".")[0]:
             yield fail(
-                f"SGLang {sglang} belongs to CUDA {rows_[0].cuda}, torch is {section(environment, 'torch').get('version')} for CUDA {cuda}",
+                f"SGLang {sglang} belongs to CUDA {rows_[0].cuda}, torch is "
+                f"{section(environment, 'torch').get('version')} for CUDA {cuda}",
                 [f"its kernel package is {rows_[0].kernel}"],
                 "the CUDA 13 stack (driver >= 580), or SGLang 0.5.10.post1 with torch 2.9.1 for CUDA 12.8",
             )
@@ -172,10 +181,19 @@ def torch_flavour_fits_release(case: Case) -> Iterator[Verdict]:
 def marker_environment(environment: Mapping[str, Any], case: Case) -> dict[str, str]:
     version = str(environment.get("version") or "3.12.0")
     return {
-        "python_version": ".".join(version.split(".")[:2]), "python_full_version": version, "platform_machine": case.facts.arch or "x86_64", "sys_platform": "linux",
-        "platform_system": "Linux", "os_name": "posix", "implementation_name": "cpython", "platform_python_implementation": "CPython", "platform_release": "",
-        "platform_version": "", "implementation_version": version, "extra": "",
-    }  # fmt: skip
+        "python_version": ".".join(version.split(".")[:2]),
+        "python_full_version": version,
+        "platform_machine": case.facts.arch or "x86_64",
+        "sys_platform": "linux",
+        "platform_system": "Linux",
+        "os_name": "posix",
+        "implementation_name": "cpython",
+        "platform_python_implementation": "CPython",
+        "platform_release": "",
+        "platform_version": "",
+        "implementation_version": version,
+        "extra": "",
+    }
 
 
 @rule("requirements-satisfied", Where.VENV, references=("sgl-project/sglang#25069",), weight=12)
@@ -205,7 +223,8 @@ def requirements_satisfied(case: Case) -> Iterator[Verdict]:
                         Version(installed), prereleases=True
                     ):
                         problems.append(
-                            f"{dist.get('name')} {dist.get('version')} wants {requirement.name}{requirement.specifier}, installed is {installed}"
+                            f"{dist.get('name')} {dist.get('version')} wants "
+                            f"{requirement.name}{requirement.specifier}, installed is {installed}"
                         )
                 except (InvalidRequirement, InvalidMarker, InvalidVersion, UndefinedEnvironmentName):
                     continue
@@ -310,7 +329,8 @@ def transformers_matches_release(case: Case) -> Iterator[Verdict]:
             wanted = section(item, "config").get("transformers_version")
             if transformers and isinstance(wanted, str) and (pair(wanted) or (0,))[0] > (pair(transformers) or (0,))[0]:
                 yield fail(
-                    f"model type {section(item, 'config').get('model_type')} was saved by transformers {wanted}, installed is {transformers}",
+                    f"model type {section(item, 'config').get('model_type')} was saved by transformers "
+                    f"{wanted}, installed is {transformers}",
                     [str(item.get("path"))],
                     "a newer SGLang stack",
                 )
@@ -345,7 +365,8 @@ def wheel_fits_host(case: Case) -> Iterator[Verdict]:
             pythons = {tag.split("-")[0] for tag in tags if re.match(r"cp3\d+-cp3\d+-", tag)}
             if minor and pythons and f"cp{minor}" not in pythons:
                 yield fail(
-                    f"{item.get('name')} is a wheel for {', '.join(sorted(pythons))}, the environment is Python {environment.get('version')}",
+                    f"{item.get('name')} is a wheel for {', '.join(sorted(pythons))}, the environment is "
+                    f"Python {environment.get('version')}",
                     (),
                     "reinstall it with this Python",
                     Where.VENV,

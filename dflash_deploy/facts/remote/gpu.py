@@ -11,11 +11,22 @@ from typing import Any
 
 from dflash_deploy.facts.remote.tools import list_dir, read_line, read_text, run_tool, which
 
-FIELDS = "index,name,memory.total,memory.free,ecc.mode.current,pci.bus_id,uuid,driver_version,persistence_mode,utilization.gpu,power.draw"
+FIELDS = (
+    "index,name,memory.total,memory.free,ecc.mode.current,pci.bus_id,uuid,driver_version,"
+    "persistence_mode,utilization.gpu,power.draw"
+)
 LIBRARY_DIRS = (
-    "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib", "/lib64", "/lib/x86_64-linux-gnu",
-    "/usr/local/nvidia/lib64", "/usr/lib/wsl/lib", "/usr/lib64/nvidia", "/usr/lib/nvidia",
-)  # fmt: skip
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+    "/usr/lib64",
+    "/usr/lib",
+    "/lib64",
+    "/lib/x86_64-linux-gnu",
+    "/usr/local/nvidia/lib64",
+    "/usr/lib/wsl/lib",
+    "/usr/lib64/nvidia",
+    "/usr/lib/nvidia",
+)
 
 
 def number(text: str) -> int | None:

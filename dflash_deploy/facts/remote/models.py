@@ -12,10 +12,31 @@ from dflash_deploy.facts.remote.tools import list_dir, read_bytes
 
 LFS = b"version https://git-lfs"
 CONFIG_KEYS = (
-    "architectures", "model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size",
-    "max_position_embeddings", "torch_dtype", "dtype", "block_size", "num_target_layers", "dflash_config", "layer_types", "sliding_window", "use_sliding_window",
-    "tie_word_embeddings", "quantization_config", "transformers_version", "auto_map", "bos_token_id", "eos_token_id",
-)  # fmt: skip
+    "architectures",
+    "model_type",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+    "max_position_embeddings",
+    "torch_dtype",
+    "dtype",
+    "block_size",
+    "num_target_layers",
+    "dflash_config",
+    "layer_types",
+    "sliding_window",
+    "use_sliding_window",
+    "tie_word_embeddings",
+    "quantization_config",
+    "transformers_version",
+    "auto_map",
+    "bos_token_id",
+    "eos_token_id",
+)
 TOKENIZERS = (
     "tokenizer.json",
     "tokenizer.model",

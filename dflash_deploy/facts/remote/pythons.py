@@ -19,7 +19,8 @@ QUESTION = (
     "have = lambda name: os.path.isfile(os.path.join(lib, name, '__init__.py'))\n"
     "print(json.dumps({'version': list(sys.version_info[:3]), 'prefix': sys.prefix, 'base_prefix': sys.base_prefix,"
     " 'stdlib': lib, 'include': inc, 'venv_module': have('venv'), 'ensurepip_module': have('ensurepip'),"
-    " 'headers': os.path.isfile(os.path.join(inc, 'Python.h')), 'externally_managed': os.path.isfile(os.path.join(lib, 'EXTERNALLY-MANAGED')),"
+    " 'headers': os.path.isfile(os.path.join(inc, 'Python.h')), 'externally_managed': "
+    "os.path.isfile(os.path.join(lib, 'EXTERNALLY-MANAGED')),"
     " 'implementation': sys.implementation.name}))\n"
 )
 NAME = re.compile(r"^python3(\.\d+)?$")
@@ -30,8 +31,13 @@ def candidates(home: str) -> list[str]:
     folders = [folder for folder in os.environ.get("PATH", "").split(":") if folder]
     folders += ["/usr/bin", "/usr/local/bin", os.path.join(home, ".local/bin")]
     for pattern in (
-        ".local/share/uv/python/*/bin", ".pyenv/versions/*/bin", "miniconda3/bin", "anaconda3/bin", "miniforge3/bin", "micromamba/bin",
-    ):  # fmt: skip
+        ".local/share/uv/python/*/bin",
+        ".pyenv/versions/*/bin",
+        "miniconda3/bin",
+        "anaconda3/bin",
+        "miniforge3/bin",
+        "micromamba/bin",
+    ):
         folders += sorted(glob.glob(os.path.join(home, pattern)))
     folders += sorted(glob.glob("/opt/*/bin")) + sorted(glob.glob("/usr/local/*/bin"))
     found: dict[str, str] = {}
@@ -84,8 +90,32 @@ def tools() -> dict[str, str | None]:
             "/usr/local/bin",
         ]
     )
-    names = ("uv", "pip3", "git", "gcc", "g++", "cc", "c++", "clang", "nvcc", "ptxas", "ninja", "make", "cmake", "systemctl", "loginctl", "sudo", "setsid",
-             "tar", "sha256sum", "lspci", "ldconfig", "timeout", "flock", "curl")  # fmt: skip
+    names = (
+        "uv",
+        "pip3",
+        "git",
+        "gcc",
+        "g++",
+        "cc",
+        "c++",
+        "clang",
+        "nvcc",
+        "ptxas",
+        "ninja",
+        "make",
+        "cmake",
+        "systemctl",
+        "loginctl",
+        "sudo",
+        "setsid",
+        "tar",
+        "sha256sum",
+        "lspci",
+        "ldconfig",
+        "timeout",
+        "flock",
+        "curl",
+    )
     return {name: which(name, extra) for name in names}
 
 

@@ -13,11 +13,40 @@ from typing import Any
 from dflash_deploy.facts.remote.tools import list_dir, mib, read_line, read_text, run_tool, which
 
 ENV_NAMES = (
-    "PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "CC", "CXX", "PYTHONPATH", "PYTHONHOME",
-    "VIRTUAL_ENV", "CONDA_PREFIX", "TMPDIR", "http_proxy", "https_proxy", "all_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY",
-    "ALL_PROXY", "NO_PROXY", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HOME", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF",
-    "TORCH_CUDA_ARCH_LIST", "TORCH_EXTENSIONS_DIR", "XDG_RUNTIME_DIR", "XDG_CACHE_HOME", "SHELL", "LANG", "TERM",
-)  # fmt: skip
+    "PATH",
+    "LD_LIBRARY_PATH",
+    "LD_PRELOAD",
+    "CUDA_HOME",
+    "CUDA_PATH",
+    "CUDA_VISIBLE_DEVICES",
+    "CC",
+    "CXX",
+    "PYTHONPATH",
+    "PYTHONHOME",
+    "VIRTUAL_ENV",
+    "CONDA_PREFIX",
+    "TMPDIR",
+    "http_proxy",
+    "https_proxy",
+    "all_proxy",
+    "no_proxy",
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "ALL_PROXY",
+    "NO_PROXY",
+    "HF_HUB_OFFLINE",
+    "TRANSFORMERS_OFFLINE",
+    "HF_HOME",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_ALLOC_CONF",
+    "TORCH_CUDA_ARCH_LIST",
+    "TORCH_EXTENSIONS_DIR",
+    "XDG_RUNTIME_DIR",
+    "XDG_CACHE_HOME",
+    "SHELL",
+    "LANG",
+    "TERM",
+)
 ENV_PREFIXES = ("NCCL_", "FLASHINFER_", "SGLANG_", "SGL_", "TRITON_", "CUDA_", "NVIDIA_", "PIP_", "UV_")
 SECRET = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|AUTH)", re.I)
 USERINFO = re.compile(r"(://)[^/@\s]+@")
