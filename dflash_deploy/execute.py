@@ -201,7 +201,7 @@ def lock(
         "start": _start_time(os.getpid()), "what": what, "since": time.time(),
     }  # fmt: skip
     text = json.dumps(owner).encode()
-    # A folder with the owner's name in it is renamed into place, which fails when one is there: no lock is ever nameless
+    # A folder with the owner's name in it is renamed into place, which fails when one is there: no lock is nameless
     # however slow the host. (An empty folder is nobody's and gives way.)
     take = 'mkdir -p "$2" && cat > "$2/owner.json" && mv -T "$2" "$1" 2>/dev/null || { rm -rf "$2"; exit 1; }'
     fresh = f"{folder}.new-{os.getpid()}-{time.time_ns()}"
