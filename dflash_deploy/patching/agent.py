@@ -57,12 +57,18 @@ def point() -> None:
         os.kill(os.getpid(), 9)
 
 
-def sync_folder(path: str) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+_unsynced = set()  # type: set[str]
+
+
+def sync_folders() -> None:
+    """Make the renames since the last call survive a power failure."""
+    while _unsynced:
+        with contextlib.suppress(FileNotFoundError):
+            handle = os.open(_unsynced.pop(), os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
 
 
 def temporary(path: str) -> str:
@@ -90,7 +96,7 @@ def write(path: str, data: bytes, like: os.stat_result | None = None, mode: int 
         with contextlib.suppress(OSError):
             os.unlink(temp)
         raise
-    sync_folder(os.path.dirname(path))
+    _unsynced.add(os.path.dirname(path))
 
 
 def drop_bytecode(path: str) -> None:
@@ -200,6 +206,7 @@ def finish(site: str) -> str | None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(site, STATE, "manifest.json"))
     point()
+    sync_folders()
     clean(site)
     return str(journal["op"])
 
@@ -263,7 +270,9 @@ def begin(site: str, request: dict[str, Any]) -> None:
             "manifest": request["manifest"],
         }
         point()
+        sync_folders()
         save(site, "journal.json", journal)
+        sync_folders()
         point()
     except OSError as error:
         with contextlib.suppress(OSError, Refused):
