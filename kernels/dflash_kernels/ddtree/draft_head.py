@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..topk_logprobs import topk_logprobs
 from .shape import TreeShape
 
 
@@ -38,8 +39,6 @@ class DraftHead:
         group = get_tp_group()
         if group.world_size > 1:
             raise RuntimeError("DDTREE drafts on one rank only so far")
-        from .interim import topk_logprobs
-
         logprobs, ids = topk_logprobs(logits, self._topk)
         shape = (bs, block - 1, self._topk)
         return logprobs.view(shape), ids.view(shape)

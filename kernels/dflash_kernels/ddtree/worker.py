@@ -25,7 +25,7 @@ from torch import Tensor
 from ..accepted import Accepted
 from ..build_tree import build_tree
 from ..tree import Tree
-from .interim import tree_mask_full, tree_positions
+from ..tree_mask import tree_mask_full, tree_positions
 from ..verify_greedy import verify_greedy
 from .draft_head import DraftHead
 from .move import AcceptedMover
