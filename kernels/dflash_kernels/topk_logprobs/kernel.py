@@ -92,10 +92,10 @@ def _merge(
     for j in range(K):
         best = tl.max(key, axis=0)
         key = tl.where(key == best, _NOTHING, key)
-        value = _value(best)
+        logit = _value(best)
         if NORMALISE:
-            value = tl.where(value > float("-inf"), value - lse, value)
-        tl.store(values + row * K + j, value)
+            logit = tl.where(logit > float("-inf"), logit - lse, logit)
+        tl.store(values + row * K + j, logit)
         tl.store(ids + row * K + j, ((best & _ID_MASK) ^ _ID_MASK).to(tl.int32))
     if not NORMALISE:
         tl.store(maxima + row, top)
