@@ -30,7 +30,7 @@ sys.modules["dflash_deploy.facts.remote.main"].main(json.loads(PARAMS), MARK)
 """
 
 CANDIDATES = (
-    'python3 /usr/bin/python3 /usr/local/bin/python3 python "$HOME"/.local/share/uv/python/*/bin/python3 '
+    '/usr/bin/python3 python3 /usr/local/bin/python3 python "$HOME"/.local/share/uv/python/*/bin/python3 '
     '"$HOME"/miniconda3/bin/python3 '
     '"$HOME"/.pyenv/versions/*/bin/python3 /opt/*/bin/python3 /usr/libexec/platform-python'
 )
