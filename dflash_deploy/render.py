@@ -149,7 +149,8 @@ def markdown(report: Report) -> str:
     lines = [
         f"# Audit of {cell(report.host)}",
         "",
-        f"{'Can' if report.compatible else 'Cannot'} run {cell(report.stack or 'what is installed')}. {report.coverage_line}.",
+        f"{'Can' if report.compatible else 'Cannot'} run {cell(report.stack or 'what is installed')}. "
+        f"{report.coverage_line}.",
         "",
         "| | rule | where | what | remedy |",
         "| --- | --- | --- | --- | --- |",
@@ -164,6 +165,7 @@ def markdown(report: Report) -> str:
     lines += ["", "## Stacks", "", "| stack | fits | why |", "| --- | --- | --- |"]
     for choice in report.stacks:
         lines.append(
-            f"| {choice.stack.name} | {'yes' if choice.fits else 'no'} | {cell('; '.join((*choice.reasons, *choice.changes)))} |"
+            f"| {choice.stack.name} | {'yes' if choice.fits else 'no'} | "
+            f"{cell('; '.join((*choice.reasons, *choice.changes)))} |"
         )
     return "\n".join(lines) + "\n"
