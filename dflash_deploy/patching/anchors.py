@@ -36,15 +36,21 @@ def scope(module: cst.Module, name: str, file: str = "the file") -> At:
     root = At(module)
     if not name:
         return root
-    everything = list(scopes(root))
-    found = [at for qualified, at in everything if qualified == name]
+    found = [root]
+    for part in name.split("."):
+        found = [
+            at
+            for around in found
+            for at in syntax.statements(around)
+            if isinstance(at.node, (cst.FunctionDef, cst.ClassDef)) and at.node.name.value == part
+        ]
     if len(found) == 1:
         return found[0]
     if found:
         raise AnchorAmbiguous(
             f"{name} is defined {len(found)} times in {file}", evidence=[_head(at.node) for at in found]
         )
-    names = list(dict.fromkeys(qualified for qualified, _ in everything))
+    names = list(dict.fromkeys(qualified for qualified, _ in scopes(root)))
     last = name.rsplit(".", 1)[-1]
     near = [n for n in names if n.rsplit(".", 1)[-1] == last]
     near += [n for n in difflib.get_close_matches(name, names, n=3, cutoff=0.6) if n not in near]

@@ -21,13 +21,16 @@ _ENDS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 
 def own(node: ast.AST) -> Iterator[ast.AST]:
     """Nodes of a scope, without what is inside nested definitions."""
-    for child in ast.iter_child_nodes(node):
+    stack = list(ast.iter_child_nodes(node))[::-1]
+    while stack:
+        child = stack.pop()
         yield child
         if not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
-            yield from own(child)
+            stack.extend(list(ast.iter_child_nodes(child))[::-1])
 
 
-def bound(node: ast.AST, before: int | None = None) -> set[str]:
+@functools.lru_cache(maxsize=256)
+def bound(node: ast.AST, before: int | None = None) -> frozenset[str]:
     """Names that a scope binds: parameters, assignments, imports, definitions.
 
     ``before``: only above that line (parameters always).
@@ -46,7 +49,7 @@ def bound(node: ast.AST, before: int | None = None) -> set[str]:
             names |= {(a.asname or a.name).split(".")[0] for a in child.names}
         elif isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.ExceptHandler)):
             names.add(child.name or "")
-    return names
+    return frozenset(names)
 
 
 def _free(nodes: Iterable[ast.AST]) -> list[str]:
@@ -99,7 +102,8 @@ def check_landing(tree: ast.Module, file: str, scope: str, injected: tuple[ast.A
         if isinstance(n, (ast.stmt, ast.expr)) and type(n) in {type(i) for i in injected} and ast.dump(n) in wanted
     ]
     line = landed[0].lineno if landed else None
-    names = bound(node, before=line) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) else bound(node)
+    function = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+    names = set(bound(node, line if function else None))
     for around in outer:
         if not isinstance(around, ast.ClassDef):
             names |= bound(around)
@@ -111,8 +115,8 @@ def check_landing(tree: ast.Module, file: str, scope: str, injected: tuple[ast.A
             f"injected code in {scope or 'the module'} uses {', '.join(missing)}, which is not bound there in {file}",
             evidence=[f"nearest: {n}" for n in near],
         )
-    if landed and line is not None:
-        end = _leaves_before(node, landed[0])
+    if line is not None and function:
+        end = _leaves_before(node, line)
         if end is not None:
             raise ContractBroken(
                 f"injected code in {scope} of {file} would never run: line {end.lineno} always leaves before it",
@@ -120,17 +124,15 @@ def check_landing(tree: ast.Module, file: str, scope: str, injected: tuple[ast.A
             )
 
 
-def _leaves_before(scope: ast.AST, target: ast.AST) -> ast.stmt | None:
-    for node in (scope, *own(scope)):
-        for field in ("body", "orelse", "finalbody"):
-            block = getattr(node, field, None)
-            if not isinstance(block, list):
-                continue
-            for index, statement in enumerate(block):
-                if statement is target or any(n is target for n in own(statement)):
-                    for earlier in block[:index]:
-                        if isinstance(earlier, _ENDS):
-                            return earlier
+def _leaves_before(scope: ast.AST, line: int) -> ast.stmt | None:
+    """The statement that always leaves a block of the function before the statement at ``line`` is reached."""
+    for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for index, part in enumerate(block := getattr(scope, field, None) or ()):
+            first = part.body[0].lineno if isinstance(part, ast.match_case) else part.lineno
+            last = part.body[-1].end_lineno if isinstance(part, ast.match_case) else part.end_lineno
+            if first <= line <= (last or first):
+                earlier = [s for s in block[:index] if isinstance(s, _ENDS)]
+                return earlier[0] if earlier else _leaves_before(part, line)
     return None
 
 
@@ -184,7 +186,7 @@ def _bases(tree: ast.Module, node: ast.ClassDef) -> list[ast.ClassDef]:
 
 
 @functools.lru_cache(maxsize=256)
-def _attributes(tree: ast.Module, node: ast.AST) -> set[str]:
+def _attributes(tree: ast.Module, node: ast.AST) -> frozenset[str]:
     if not isinstance(node, ast.ClassDef):
         return bound(node)
     names: set[str] = set()
@@ -195,7 +197,7 @@ def _attributes(tree: ast.Module, node: ast.AST) -> set[str]:
                 continue
             if isinstance(inner.value, ast.Name) and inner.value.id == "self":
                 names.add(inner.attr)
-    return names
+    return frozenset(names)
 
 
 def _check_call(tree: ast.Module, node: ast.AST, contract: Contract, where: str) -> None:
