@@ -7,10 +7,11 @@ from typing import Any
 from torch import Tensor
 
 from ..accepted import Accepted
+from ..move_kv import KvMover
 
 
 class AcceptedMover:
-    """Knows the target's KV buffers.
+    """Knows the target's KV buffers, from the first move on: the pool may be allocated after the worker is made.
 
     Raises:
         RuntimeError: the pool keeps its rows in a layout that a row move would corrupt.
@@ -18,16 +19,32 @@ class AcceptedMover:
 
     def __init__(self, model_runner: Any) -> None:
         self._runner = model_runner
+        self._pool: Any = None
+        self._mover: KvMover | None = None
 
     def move(self, slots: Tensor, accepted: Accepted) -> None:
         """slots: int64 [bs, W], slot of each node. Row j of a path goes to slots[:, j]; rows behind the path stay."""
         pool = self._runner.token_to_kv_pool
-        width = accepted.index.shape[1]
-        target = slots[:, :width]
-        source = slots.gather(1, accepted.index.clamp(min=0).long())
-        source = source.where(accepted.index >= 0, target)
-        target, source = target.reshape(-1), source.reshape(-1)
-        for layer in range(pool.layer_num):
-            for buffer in (pool.k_buffer[layer], pool.v_buffer[layer]):
-                # The right side is read as a whole before the first write: sources and targets overlap.
-                buffer[target] = buffer[source]
+        if self._mover is None or pool is not self._pool:
+            self._pool, self._mover = pool, KvMover(_row_buffers(pool))
+        self._mover.move(slots, accepted.index)
+
+
+def _row_buffers(pool: Any) -> list[Tensor]:
+    """K, V and, where the pool has them, scale buffers of all layers, each indexed by slot in its first dimension."""
+    name = type(pool).__name__
+    if getattr(pool, "use_hnd", False) or getattr(pool, "mxfp8_sf_interleaved", False):
+        raise RuntimeError(f"DDTREE moves KV by rows; the layout of {name} has none for a token")
+    buffers: list[Tensor] = []
+    for attribute in ("k_buffer", "v_buffer", "k_scale_buffer", "v_scale_buffer"):
+        layers = getattr(pool, attribute, None)
+        if layers is None and attribute in ("k_buffer", "v_buffer"):
+            raise RuntimeError(f"DDTREE moves KV by rows; {name} has no {attribute}")
+        buffers += [] if layers is None else list(layers)
+    slots = int(pool.size) + int(pool.page_size)
+    for buffer in buffers:
+        if buffer.shape[0] != slots:
+            raise RuntimeError(
+                f"DDTREE moves KV by rows; a buffer of {name} is {tuple(buffer.shape)}, not [{slots} slots, ...]"
+            )
+    return buffers
