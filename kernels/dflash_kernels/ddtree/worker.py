@@ -27,6 +27,7 @@ from ..build_tree import build_tree
 from ..tree import Tree
 from ..tree_mask import tree_mask_full, tree_positions
 from ..verify_greedy import verify_greedy
+from ..verify_sampling import coins_from_seeds, verify_sampling
 from .draft_head import DraftHead
 from .move import AcceptedMover
 from .prepare import prepare_step
@@ -264,11 +265,28 @@ class DDTreeWorker(DFlashWorkerV2):
         return buffer
 
     def _accept(self, batch: ScheduleBatch, tree: Tree, logits: Tensor) -> Accepted:
-        """Walk the tree along the target's own choices."""
+        """Walk the tree along the target's own choices: its arg-max, or its samples when a request samples."""
         sampling = batch.sampling_info
         if sampling is not None:
             apply_dflash_verify_logits_adjustments(
                 next_token_logits=logits, sampling_info=sampling, draft_token_num=self.shape.nodes
             )
-        choice = torch.argmax(logits, dim=-1).view(tree.token_ids.shape)
-        return verify_greedy(tree, choice, self.shape.depths)
+        if sampling is None or sampling.is_all_greedy:
+            choice = torch.argmax(logits, dim=-1).view(tree.token_ids.shape)
+            return verify_greedy(tree, choice, self.shape.depths)
+        depths = self.shape.depths
+        if sampling.sampling_seed is None:
+            coins = torch.rand((len(batch.seq_lens), depths + 1), device=logits.device)
+        else:
+            coins = coins_from_seeds(sampling.sampling_seed, batch.seq_lens, depths)
+        return verify_sampling(
+            tree,
+            logits,
+            sampling.temperatures.view(-1),
+            sampling.top_ks,
+            sampling.top_ps,
+            sampling.min_ps,
+            coins,
+            depths,
+            filtered=sampling.need_top_k_sampling or sampling.need_top_p_sampling or sampling.need_min_p_sampling,
+        )
