@@ -29,4 +29,6 @@ def payload_dir() -> Path:
     checkout = Path(__file__).resolve().parent.parent / "kernels" / "dflash_kernels"
     if checkout.is_dir():
         return checkout
-    raise UsageError("the payload package dflash_kernels is missing from this installation", hint="reinstall dflash-deploy")
+    raise UsageError(
+        "the payload package dflash_kernels is missing from this installation", hint="reinstall dflash-deploy"
+    )

@@ -1,7 +1,7 @@
 """Frozen data that the rooms exchange. Standard library only.
 
-``Result`` comes from a host; ``Finding`` from the rules; ``Step`` and ``Plan`` from the planners; ``StepOutcome`` from the executor.
-Facts live in :mod:`dflash_deploy.facts`, beside the probe that reads them.
+``Result`` comes from a host; ``Finding`` from the rules; ``Step`` and ``Plan`` from the planners; ``StepOutcome`` from
+the executor. Facts live in :mod:`dflash_deploy.facts`, beside the probe that reads them.
 """
 
 from __future__ import annotations

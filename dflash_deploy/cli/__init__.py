@@ -1,6 +1,7 @@
 """The typer command line: gather, decide, plan, execute, render; no logic.
 
-One module per command group, each with ``register(app)``. Heavy imports happen inside the commands, so that ``--help`` stays fast.
+One module per command group, each with ``register(app)``. Heavy imports happen inside the commands, so that ``--help``
+stays fast.
 Exit codes are documented in :mod:`dflash_deploy.errors`. Stdout is data, stderr is talk.
 """
 
@@ -16,14 +17,15 @@ from dflash_deploy.errors import DflashError
 
 app = typer.Typer(
     name="dflash-deploy",
-    help="SGLang with DFlash and DDTree speculative decoding on your own hosts: audit, provision, patch, launch, health-check.",
+    help="SGLang with DFlash and DDTree speculative decoding on your own hosts: audit, provision, patch, launch, "
+    "health-check.",
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Exit codes: 0 ok, 2 usage, 3 host unreachable, 4 command failed on the host, 5 unreadable fact, 6 incompatible, 7 patch, "
-    "8 host changed or locked, 9 unhealthy, 10 changes pending (dry runs), 130 interrupted.",
+    epilog="Exit codes: 0 ok, 2 usage, 3 host unreachable, 4 command failed on the host, 5 unreadable fact, "
+    "6 incompatible, 7 patch, 8 host changed or locked, 9 unhealthy, 10 changes pending (dry runs), 130 interrupted.",
 )
 
 COMMAND_MODULES = ("audit", "deploy", "patch", "service", "health")

@@ -11,7 +11,10 @@ import typer
 from dflash_deploy.errors import DflashError
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print machine-readable JSON on stdout.")]
-HostArgument = Annotated[str, typer.Argument(metavar="HOST", help="'local', a name in hosts.toml, a Host of ~/.ssh/config, or user@host:port.")]
+HostArgument = Annotated[
+    str,
+    typer.Argument(metavar="HOST", help="'local', a name in hosts.toml, a Host of ~/.ssh/config, or user@host:port."),
+]
 
 
 def emit_json(data: Any) -> None:

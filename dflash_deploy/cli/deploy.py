@@ -191,7 +191,15 @@ def up(
     """Audit, provision, patch, launch and prove healthy: a bare host serves. A second run changes nothing."""
     options = dict(locals())
     from dflash_deploy.cli.deployment import deployment
-    from dflash_deploy.cli.steps import Recap, audit_step, health_step, launch_steps, patch_steps, provision_steps
+    from dflash_deploy.cli.steps import (
+        Recap,
+        audit_step,
+        health_step,
+        launch_steps,
+        patch_steps,
+        provision_steps,
+        stream_step,
+    )
 
     recap = Recap()
     with recap.printed(host, as_json), deployment(host, settings_of(options)) as here:
@@ -205,6 +213,7 @@ def up(
                 report = health_step(here)
                 note.detail = f"serving at {here.settings.url}"
                 recap.data["health"] = report.as_dict()
+                recap.data["streamed"] = stream_step(here)
             recap.data["url"] = here.settings.url
         recap.show_health(report)
 

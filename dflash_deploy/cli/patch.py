@@ -64,7 +64,7 @@ def patch(
 ) -> None:
     """Patch SGLang in an environment, as one transaction that can be reverted to identical bytes.
 
-    Exit codes: 0 applied, nothing to do or reverted; 7 the tree does not fit; 10 --check, --diff or --status: not as wanted.
+    Exit codes: 0 applied, nothing to do or reverted; 7 the tree does not fit; 10 a dry run or --status: not as wanted.
     """
     from dflash_deploy.host import connect
     from dflash_deploy.inventory import resolve
@@ -107,7 +107,7 @@ def patch(
 def choose_sets(
     host: Host, path: str, names: Sequence[str] | None = None, *, allow_untested: bool = False, applied: bool = False
 ) -> tuple[str, list[PatchSet]]:
-    """(site folder, sets) for an environment: the named ones, else those that its manifest names (``applied``), else the defaults.
+    """(site folder, sets) for an environment: the named ones, else the manifest's (``applied``), else the defaults.
 
     Raises:
         UsageError, UnsupportedVersion, Incompatible
@@ -160,9 +160,7 @@ def _show_status(state: TreeState, as_json: bool) -> None:
         sets = ", ".join(facts.manifest.sets) if facts.manifest else "none"
         print(f"{state.status}: {facts.package} {facts.version} in {facts.site} (applied sets: {sets})")
         for verdict in state.verdicts:
-            print(
-                f"  {verdict.state:<10} {verdict.patch}  {verdict.file}{'  ' + verdict.detail if verdict.detail else ''}"
-            )
+            print(f"  {verdict.state:<10} {verdict.patch}  {verdict.file}  {verdict.detail}".rstrip())
         for path in state.overwritten:
             print(f"  pristine again (reinstalled?): {path}")
         for path, text in state.foreign:

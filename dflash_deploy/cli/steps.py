@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -11,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 from dflash_deploy.cli.common import emit_json
 from dflash_deploy.cli.deployment import Deployment, talk
 from dflash_deploy.errors import DflashError
-from dflash_deploy.model import Plan, Status, StepOutcome
+from dflash_deploy.model import Plan, Severity, Status, StepOutcome
 
 if TYPE_CHECKING:
+    from dflash_deploy.audit.report import Report
+    from dflash_deploy.audit.stacks import Stack
     from dflash_deploy.execute import Progress
     from dflash_deploy.health import HealthReport
 
@@ -144,18 +147,54 @@ def audit_step(here: Deployment) -> str:
     from dflash_deploy.audit.stacks import judge_stack
     from dflash_deploy.errors import Incompatible
 
-    choice = judge_stack(here.settings.stack, here.facts)
     # Disk space counts only while the venv is not there: the planner of provisioning knows how much is still to come.
-    against = [reason for reason in choice.reasons if "MiB of disk" not in reason]
-    if not choice.fits and len(against) < len(choice.reasons):
-        choice = replace(choice, fits=judge_stack(replace(here.settings.stack, installed_mib=0), here.facts).fits)
-    if not choice.fits:
-        raise Incompatible(
-            f"{here.settings.stack.name} cannot run on {here.host.name}",
-            evidence=against,
-            hint="; ".join(choice.changes) or f"dflash-deploy audit {here.host.name}",
-        )
-    return f"{here.settings.stack.name} fits; {here.settings.mode}"
+    stack = replace(here.settings.stack, installed_mib=0)
+    choice = judge_stack(stack, here.facts)
+    report = audit_of(here, stack)
+    for finding in report.findings:
+        if finding.severity == Severity.WARN:
+            talk(f"  warning: {finding.message}" + (f": {finding.remedy}" if finding.remedy else ""))
+    talk(f"  {report.coverage_line}")
+    if choice.fits and report.compatible:
+        return f"{stack.name} fits; {here.settings.mode}; {report.coverage_line}"
+    against = [] if choice.fits else list(choice.reasons)
+    for finding in report.failures:
+        because = f" (follows from {finding.because_of})" if finding.because_of else ""
+        against.append(f"{finding.rule}: {finding.message}{because}")
+        against += [f"  {line}" for line in finding.evidence]
+    remedies = [*choice.changes, *(f.remedy for f in report.failures if f.remedy and not f.because_of)]
+    raise Incompatible(
+        f"{stack.name} cannot run on {here.host.name} as set",
+        evidence=against,
+        hint="; ".join(dict.fromkeys(remedies)) or f"dflash-deploy audit {here.host.name} --stack {stack.name}",
+    )
+
+
+def audit_of(here: Deployment, stack: Stack) -> Report:
+    """Every rule on what is meant to run here. Models that have yet to travel are not looked at, and neither is the
+    venv, which provisioning brings to the stack's pins."""
+    from dflash_deploy.audit.report import audit
+    from dflash_deploy.audit.request import build_case
+    from dflash_deploy.cli.deployment import has_model
+    from dflash_deploy.facts import gather
+
+    settings = here.settings
+    model, draft = (p if p and has_model(here.host, p) else "" for p in (settings.model, settings.draft_model))
+    draft = draft if settings.speculative else ""
+    # A port that the service itself holds is as it should be.
+    ports = () if here.service().running else (settings.port,)
+    models = [path for path in (model, draft) if path]
+    facts = gather(here.host, paths=[settings.root, settings.venv], models=models, ports=ports, discover=False)
+    case = build_case(
+        facts,
+        stack=stack.name,
+        model=model,
+        draft=draft,
+        args=settings.server_argv()[3:],
+        env=settings.environment(),
+        ports=ports,
+    )
+    return audit(replace(case, stack=stack))
 
 
 def provision_steps(here: Deployment, recap: Recap) -> None:
@@ -181,8 +220,43 @@ def patch_steps(here: Deployment, recap: Recap) -> None:
 
 
 def launch_steps(here: Deployment, recap: Recap) -> None:
-    """The service's files, and the service itself."""
-    recap.run(here, lambda: here.launch_plan(here.service(), here.tree_state()))
+    """The service's files, and the service itself.
+
+    Raises:
+        Incompatible: the service does not run and another process holds its port.
+    """
+
+    def plan() -> Plan:
+        state = here.service()
+        if not state.running:
+            check_port(here, state.orphans)
+        return here.launch_plan(state, here.tree_state())
+
+    recap.run(here, plan)
+
+
+def check_port(here: Deployment, ours: Sequence[int]) -> None:
+    """The service's port is free, or held by a process that its start ends.
+
+    Args:
+        ours: pids of the service that outlived it.
+
+    Raises:
+        Incompatible: another process holds it.
+    """
+    from dflash_deploy.errors import Incompatible
+    from dflash_deploy.facts import gather
+    from dflash_deploy.facts.parse import section
+
+    port = here.settings.port
+    holder = section(gather(here.host, ports=[port], discover=False).raw, "ports", "asked", str(port))
+    if holder.get("free") is False and holder.get("pid") not in ours:
+        raise Incompatible(
+            f"port {port} of {here.host.name} is in use",
+            evidence=f"held by {holder.get('command') or 'a process that this account may not see'} "
+            f"(pid {holder.get('pid') or 'unknown'})",
+            hint="end that process, or choose another port with --port",
+        )
 
 
 def health_step(here: Deployment) -> HealthReport:
@@ -192,7 +266,7 @@ def health_step(here: Deployment) -> HealthReport:
         Unhealthy: with the cause, where the log shows one.
     """
     from dflash_deploy.errors import Unhealthy
-    from dflash_deploy.health import Level, check, is_ready
+    from dflash_deploy.health import Level, Options, check, is_ready
 
     settings = here.settings
     with here.host.forward(settings.port) as port:
@@ -204,7 +278,12 @@ def health_step(here: Deployment) -> HealthReport:
             wait_until_ready(here, ready)
     level = Level.SPEC if settings.speculative else Level.GENERATE
     report = check(
-        here.host, settings, level, lambda rung: talk(f"  {rung.name}: {rung.status} ({rung.seconds:.1f} s)")
+        here.host,
+        settings,
+        level,
+        lambda rung: talk(f"  {rung.name}: {rung.status} ({rung.seconds:.1f} s)"),
+        # Two at once prove that requests do not mix; `health` asks for more.
+        options=Options(concurrency=2),
     )
     failed = report.failed
     if failed is not None or not report.ok:
@@ -215,6 +294,39 @@ def health_step(here: Deployment) -> HealthReport:
             hint=(failed.hint if failed is not None else "") or f"dflash-deploy logs {here.host.name}",
         )
     return report
+
+
+def stream_step(here: Deployment) -> str:
+    """One completion, shown on stderr as it comes. Returns its text.
+
+    Raises:
+        Unhealthy: the stream broke, or held nothing.
+    """
+    from dflash_deploy.errors import Unhealthy
+    from dflash_deploy.health import NoReply, Probe, stream_completion, tiny_pair_probes
+
+    probes = tiny_pair_probes() if here.settings.tiny_pair else ()
+    probe = probes[0] if probes else Probe("The capital city of France is", 24)
+    prompt = probe.prompt if isinstance(probe.prompt, str) else list(probe.prompt)
+    asked = prompt if isinstance(prompt, str) else prompt[-1]["content"]
+    print(f"  {asked} > ", end="", file=sys.stderr, flush=True)
+    pieces: list[str] = []
+    try:
+        with here.host.forward(here.settings.port) as port:
+            for piece in stream_completion(f"http://127.0.0.1:{port}", prompt, max_tokens=probe.max_tokens):
+                pieces.append(piece)
+                print(piece, end="", file=sys.stderr, flush=True)
+    except NoReply as error:
+        raise Unhealthy(
+            f"{here.settings.service} on {here.host.name} does not stream",
+            evidence=[error.detail, f"so far: {''.join(pieces)!r}"],
+            hint=f"dflash-deploy logs {here.host.name}",
+        ) from None
+    finally:
+        print(file=sys.stderr, flush=True)
+    if not "".join(pieces).strip():
+        raise Unhealthy(f"{here.settings.service} on {here.host.name} streams an empty completion")
+    return "".join(pieces)
 
 
 def wait_until_ready(here: Deployment, ready: Callable[[], bool]) -> None:
