@@ -27,7 +27,9 @@ class TreeShape:
         if not 2 <= self.block <= MAX_BLOCK:
             raise ValueError(f"DDTREE needs a draft block of 2 to {MAX_BLOCK} tokens; this drafter's is {self.block}")
         if not 2 <= self.nodes <= MAX_NODES:
-            raise ValueError(f"--speculative-ddtree-budget must be 2 to {MAX_NODES} nodes, root included; got {self.nodes}")
+            raise ValueError(
+                f"--speculative-ddtree-budget must be 2 to {MAX_NODES} nodes, root included; got {self.nodes}"
+            )
         if not 1 <= self.topk <= MAX_TOPK:
             raise ValueError(f"--speculative-ddtree-topk must be 1 to {MAX_TOPK}; got {self.topk}")
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from sglang.srt.managers.utils import GenerationBatchResult
+from sglang.srt.model_executor.cuda_graph_config import Backend
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
 from sglang.srt.speculative.dflash_info import DFlashVerifyInput
 from sglang.srt.speculative.dflash_info_v2 import DFlashDraftInputV2
@@ -28,7 +29,9 @@ from ..tree import Tree
 from ..tree_mask import tree_mask_full, tree_positions
 from ..verify_greedy import verify_greedy
 from ..verify_sampling import coins_from_seeds, verify_sampling
+from .commit import commit_step
 from .draft_head import DraftHead
+from .graphs import GraphTails
 from .move import AcceptedMover
 from .prepare import prepare_step
 from .shape import TreeShape
@@ -51,6 +54,21 @@ class _StepBuffers:
     seq_lens_cpu: Tensor  # int32 [cap], host
 
 
+def _touches_logits(sampling: Any) -> bool:
+    """Whether a request of the batch samples, or changes logits before they are judged: the walk in the graph saw neither."""
+    if sampling is None:
+        return False
+    penalizer = getattr(sampling, "penalizer_orchestrator", None)
+    return (
+        not sampling.is_all_greedy
+        or bool(sampling.has_custom_logit_processor)
+        or getattr(sampling, "acc_linear_penalties", None) is not None
+        or (penalizer is not None and bool(penalizer.is_required))
+        or getattr(sampling, "vocab_mask", None) is not None
+        or getattr(sampling, "logit_bias", None) is not None
+    )
+
+
 class DDTreeWorker(DFlashWorkerV2):
     """Drafts like DFLASH, verifies a tree. Prefill and everything around a decode step are DFLASH's own."""
 
@@ -70,6 +88,7 @@ class DDTreeWorker(DFlashWorkerV2):
         self._buffers: _StepBuffers | None = None
         self._head = DraftHead(self.target_worker.model_runner.model, self.shape)
         self._mover = AcceptedMover(self.target_worker.model_runner)
+        self._tails: GraphTails | None = None
         if self.ps.tp_rank == 0:
             logger.info(
                 "DDTREE ready: draft block %d, tree of %d nodes, top-%d per depth.",
@@ -81,6 +100,22 @@ class DDTreeWorker(DFlashWorkerV2):
     def _maybe_build_draft_sampler(self) -> None:
         """The folded sampler keeps arg-maxima only; a tree needs the K best with their log-probs."""
         return None
+
+    def init_attention_backends(self) -> None:
+        """Also hooks the walk into the target's graphs, which the scheduler captures next."""
+        super().init_attention_backends()
+        decode = self.server_args.cuda_graph_config.decode
+        if decode.backend == Backend.DISABLED:
+            return
+        self._tails = GraphTails(self.shape, self._head, max(decode.bs), self.device)
+        self.target_worker.model_runner.capture_tail_hooks.append(self._tails.verify_tail)
+
+    def init_cuda_graphs(self) -> None:
+        """Also hooks tree and mask into the drafter's graphs; the target's are captured by now."""
+        if self._tails is not None:
+            self._tails.mask = self._mask_buffer()
+            self.draft_model_runner.capture_tail_hooks.append(self._tails.draft_tail)
+        super().init_cuda_graphs()
 
     def _step_buffers(self, bs: int) -> _StepBuffers:
         if self._buffers is None or self._buffers.block_ids.shape[0] < bs:
@@ -97,7 +132,9 @@ class DDTreeWorker(DFlashWorkerV2):
                 seq_lens_cpu=torch.zeros(cap, dtype=torch.int32),
             )
         b = self._buffers
-        return _StepBuffers(b.block_ids[:bs], b.block_positions[:bs], b.draft_slots[:bs], b.slots[:bs], b.seq_lens_cpu[:bs])
+        return _StepBuffers(
+            b.block_ids[:bs], b.block_positions[:bs], b.draft_slots[:bs], b.slots[:bs], b.seq_lens_cpu[:bs]
+        )
 
     def forward_batch_generation(self, batch: ScheduleBatch, on_publish: Any = None) -> GenerationBatchResult:
         """Prefill and idle steps are DFLASH's; a decode step drafts, verifies and commits a tree.
@@ -108,7 +145,9 @@ class DDTreeWorker(DFlashWorkerV2):
         if not decode or batch.spec_info is None:
             return super().forward_batch_generation(batch, on_publish)
         if not isinstance(batch.spec_info, DFlashDraftInputV2):
-            raise RuntimeError(f"DDTREE expects DFLASH's draft state on the batch, got {type(batch.spec_info).__name__}")
+            raise RuntimeError(
+                f"DDTREE expects DFLASH's draft state on the batch, got {type(batch.spec_info).__name__}"
+            )
         return self._decode_step(batch, batch.spec_info, on_publish)
 
     def _decode_step(
@@ -130,15 +169,22 @@ class DDTreeWorker(DFlashWorkerV2):
             step.draft_slots,
             step.slots,
         )
-        logprobs, ids = self._draft(batch, draft_input, step)
-        tree = build_tree(logprobs, ids, draft_input.bonus_tokens, shape.nodes)
-        logits_output, can_run_cuda_graph = self._verify(batch, draft_input, step, tree)
-        accepted = self._accept(batch, tree, logits_output.next_token_logits)
-
-        commit_lens = accepted.length.to(torch.int32) + 1
-        new_seq_lens = prefix + commit_lens.to(prefix.dtype)
+        tree, positions, in_graph = self._draft(batch, draft_input, step)
+        logits_output, can_run_cuda_graph = self._verify(batch, draft_input, step, tree, positions, in_graph)
+        sampling = batch.sampling_info
+        if (
+            in_graph
+            and can_run_cuda_graph
+            and self._tails is not None
+            and self._tails.walks
+            and not _touches_logits(sampling)
+        ):
+            accepted = self._tails.accepted(bs)
+        else:
+            accepted = self._accept(batch, tree, logits_output.next_token_logits)
+        committed = commit_step(accepted, prefix, shape.nodes)
         if on_publish is not None:
-            on_publish(new_seq_lens)
+            on_publish(committed.seq_lens)
 
         # Destinations come from the slots gathered before the draft: nothing reads req_to_token after the verify, so the
         # scheduler may write it as early as for a chain.
@@ -146,33 +192,30 @@ class DDTreeWorker(DFlashWorkerV2):
         hidden = logits_output.hidden_states
         if hidden is None:
             raise RuntimeError("DDTREE verify needs the target's hidden states and got none")
-        rows = accepted.index.clamp(min=0).to(torch.int64)
-        rows += torch.arange(bs, device=rows.device).unsqueeze(1) * shape.nodes
         self._append_target_hidden_to_draft_kv_by_loc(
-            target_hidden=hidden.index_select(0, rows.flatten()),
+            target_hidden=hidden.index_select(0, committed.rows),
             cache_loc=step.draft_slots.reshape(-1),
             cache_loc_2d=step.draft_slots,
             positions=step.block_positions.reshape(-1),
-            commit_lens=commit_lens,
+            commit_lens=committed.lens,
         )
         logits_output.hidden_states = None
-
-        tokens = accepted.tokens.to(torch.int64)
-        bonus = tokens.gather(1, accepted.length.to(torch.int64).unsqueeze(1)).squeeze(1)
         return GenerationBatchResult(
             logits_output=logits_output,
-            next_token_ids=tokens.reshape(-1),
-            accept_lens=commit_lens,
+            next_token_ids=committed.tokens.reshape(-1),
+            accept_lens=committed.lens,
             can_run_cuda_graph=can_run_cuda_graph,
-            next_draft_input=self._make_next_draft_input_decode(bonus_tokens=bonus, new_seq_lens=new_seq_lens),
+            next_draft_input=self._make_next_draft_input_decode(
+                bonus_tokens=committed.bonus, new_seq_lens=committed.seq_lens
+            ),
             speculative_num_draft_tokens=shape.block,
-            new_seq_lens=new_seq_lens,
+            new_seq_lens=committed.seq_lens,
         )
 
     def _draft(
         self, batch: ScheduleBatch, draft_input: DFlashDraftInputV2, step: _StepBuffers
-    ) -> tuple[Tensor, Tensor]:
-        """One drafter pass over the block: log-probs fp32 [bs, L, K] and token ids [bs, L, K]."""
+    ) -> tuple[Tree, Tensor, bool]:
+        """One drafter pass over the block: the tree, its positions int64 [bs, Q], whether they are the graph's own buffers."""
         bs, block = step.block_ids.shape
         embed = self.target_worker.model_runner.model.get_input_embeddings()
         embeds = embed(step.block_ids)
@@ -214,10 +257,15 @@ class DDTreeWorker(DFlashWorkerV2):
             capture_hidden_mode=CaptureHiddenMode.NULL,
         )
         with torch.inference_mode():
-            hidden = self.draft_model_runner.forward(forward_batch).logits_output.hidden_states
+            out = self.draft_model_runner.forward(forward_batch)
+            if out.can_run_graph and self._tails is not None and self._tails.drafts:
+                return *self._tails.tree(bs), True
+            hidden = out.logits_output.hidden_states
             if hidden is None:
                 raise RuntimeError("the DFLASH draft model returned no hidden states")
-            return self._head(hidden.view(bs, block, -1))
+            logprobs, ids = self._head(hidden.view(bs, block, -1))
+        tree = build_tree(logprobs, ids, draft_input.bonus_tokens, self.shape.nodes)
+        return tree, tree_positions(tree, prefix), False
 
     def _host_bound(self, batch: ScheduleBatch, draft_input: DFlashDraftInputV2, width: int) -> Tensor:
         """Upper bound of prefix + ``width`` per request, int [bs] on the host, without asking the device.
@@ -231,7 +279,13 @@ class DDTreeWorker(DFlashWorkerV2):
         return batch.seq_lens.cpu() + width
 
     def _verify(
-        self, batch: ScheduleBatch, draft_input: DFlashDraftInputV2, step: _StepBuffers, tree: Tree
+        self,
+        batch: ScheduleBatch,
+        draft_input: DFlashDraftInputV2,
+        step: _StepBuffers,
+        tree: Tree,
+        positions: Tensor,
+        in_graph: bool,
     ) -> tuple[Any, bool]:
         """The target over all nodes: logits [bs * Q, vocab] and hidden states [bs * Q, features], node by node."""
         nodes = self.shape.nodes
@@ -244,9 +298,9 @@ class DDTreeWorker(DFlashWorkerV2):
         batch.seq_lens_sum = int(bound.sum())
         verify_input = DFlashVerifyInput(
             draft_token=tree.token_ids.reshape(-1).to(torch.int64),
-            positions=tree_positions(tree, prefix).reshape(-1),
+            positions=positions.reshape(-1),
             draft_token_num=nodes,
-            custom_mask=self._mask(tree, prefix, (int(bound.sum()) + bs * nodes) * nodes),
+            custom_mask=self._mask(tree, prefix, (batch.seq_lens_sum + bs * nodes) * nodes, in_graph),
             capture_hidden_mode=CaptureHiddenMode.FULL,
         )
         forward_batch, can_run_cuda_graph = verify_input.prepare_for_verify(batch, self.target_worker)
@@ -256,12 +310,17 @@ class DDTreeWorker(DFlashWorkerV2):
         )
         return out.logits_output, can_run_cuda_graph
 
-    def _mask(self, tree: Tree, prefix: Tensor, numel: int) -> Tensor:
+    def _mask(self, tree: Tree, prefix: Tensor, numel: int, in_graph: bool) -> Tensor:
         """The mask where the backend will read it: its captured buffer when it has one, else a fresh one of ``numel``."""
-        buffer = self.target_worker.model_runner.attn_backend.get_verify_buffers_to_fill_after_draft()[0]
+        buffer = self._mask_buffer()
         if buffer is None:
             buffer = torch.ones(numel, dtype=torch.bool, device=prefix.device)
-        tree_mask_full(tree, prefix, buffer)
+        if not (in_graph and self._tails is not None and self._tails.mask is buffer):
+            tree_mask_full(tree, prefix, buffer)
+        return buffer
+
+    def _mask_buffer(self) -> Tensor | None:
+        buffer: Tensor | None = self.target_worker.model_runner.attn_backend.get_verify_buffers_to_fill_after_draft()[0]
         return buffer
 
     def _accept(self, batch: ScheduleBatch, tree: Tree, logits: Tensor) -> Accepted:

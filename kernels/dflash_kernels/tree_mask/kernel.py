@@ -25,6 +25,7 @@ def _mask(
     prefix,
     out,
     bs,
+    limit,
     N: tl.constexpr,
     P: tl.constexpr,
     WORDS: tl.constexpr,
@@ -43,7 +44,8 @@ def _mask(
     else:
         row = (b * N + node) * N
     column = tl.arange(0, P)
-    inside = column < N
+    # A padded row of a captured batch carries a stale prefix; it must not write behind the buffer.
+    inside = (column < N) & (row + column < limit)
     word = tl.load(ancestors + (b * N + node) * WORDS + column // 64, mask=inside, other=0)
     tl.store(out + row + column, ((word >> (column % 64).to(tl.int64)) & 1).to(out.dtype.element_ty), mask=inside)
 
@@ -62,6 +64,7 @@ def launch_mask(tree: Tree, prefix: Tensor | None, out: Tensor) -> None:
         tree.valid_count if prefix is None else prefix,
         out.view(torch.uint8),
         bs,
+        out.numel(),
         N=nodes,
         P=triton.next_power_of_2(nodes),
         WORDS=tree.ancestors.shape[2],
