@@ -95,11 +95,10 @@ def check_landing(tree: ast.Module, file: str, scope: str, injected: tuple[ast.A
     if len(places) != 1:
         return
     node, outer = places[0]
-    wanted = {ast.dump(i) for i in injected}
+    wanted = {_key(i) for i in injected}
+    kinds = tuple({type(i) for i in injected})
     landed = [
-        n
-        for n in own(node)
-        if isinstance(n, (ast.stmt, ast.expr)) and type(n) in {type(i) for i in injected} and ast.dump(n) in wanted
+        n for n in own(node) if isinstance(n, kinds) and isinstance(n, (ast.stmt, ast.expr)) and _key(n) in wanted
     ]
     line = landed[0].lineno if landed else None
     function = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
@@ -122,6 +121,13 @@ def check_landing(tree: ast.Module, file: str, scope: str, injected: tuple[ast.A
                 f"injected code in {scope} of {file} would never run: line {end.lineno} always leaves before it",
                 evidence=[ast.unparse(end).splitlines()[0][:110]],
             )
+
+
+def _key(node: ast.AST) -> str:
+    """Equal for equal code; of an ``if`` only the first branch counts: the old chain may follow as its ``elif``."""
+    if isinstance(node, ast.If):
+        return ast.dump(ast.If(node.test, node.body, []))
+    return ast.dump(node)
 
 
 def _leaves_before(scope: ast.AST, line: int) -> ast.stmt | None:

@@ -188,3 +188,9 @@ def test_a_function_moved_within_its_class_still_takes_the_patch() -> None:
     moved = f"{head}    def make{make}\n\n    def is_b{is_b.rstrip()}\n\n\ndef late{tail}"
     lines = added(moved, InsertStatements("Kind.make", "print(y)", at=Before(Stmt("return y"))))
     assert lines == ["        print(y)  # dflash-deploy: p"]
+
+
+def test_a_branch_that_is_never_reached_is_refused() -> None:
+    source = "def f(a):\n    return 0\n    if a:\n        return 1\n"
+    with pytest.raises(ContractBroken, match="never run"):
+        engine.apply_edit(source.encode(), patch(AddBranchFirst("f", "if not a:\n    return 2", before=IfTest("a"))))
