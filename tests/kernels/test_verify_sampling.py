@@ -139,28 +139,39 @@ def test_the_biased_rule_is_noticed() -> None:
     assert excess(completed(outputs, rows), rows) > 20
 
 
-@pytest.mark.parametrize("vocab", [50, 300])
-def test_tensor_walk_equals_the_walk_by_hand(vocab: int, device: str) -> None:
+@pytest.mark.parametrize(
+    ("way", "bs", "vocab", "dtype"),
+    [
+        ("kernel", 4, 40, torch.bfloat16),
+        ("kernel", 4, 40, torch.float32),
+        ("rows", 12, 50, torch.bfloat16),
+        ("rows", 12, 300, torch.float32),
+    ],
+)
+def test_the_walks_equal_the_walk_by_hand(way: str, bs: int, vocab: int, dtype: torch.dtype, device: str) -> None:
     generator = torch.Generator().manual_seed(vocab)
-    bs, nodes, depths = 12, 20, 5
+    nodes, depths = 20, 5
     best = torch.log_softmax(torch.randn(bs, 6, vocab, generator=generator) * 4, -1).topk(4, -1)
     tree = build_tree(best.values, best.indices.int(), torch.zeros(bs, dtype=torch.int32), nodes, backend="naive")
-    logits = (torch.randn(bs * nodes, vocab, generator=generator) * 2).bfloat16()  # ties
+    logits = (torch.randn(bs * nodes, vocab, generator=generator) * 2).bfloat16().to(dtype)  # ties
     for b, node in itertools.product(range(bs), range(1, nodes)):
         logits[b * nodes + int(tree.parent[b, node]), int(tree.token_ids[b, node])] = 7.0
     logits[::7, 1] = math.nan
     settings = (
         torch.rand(bs, generator=generator) * 1.2 + 0.3,
-        torch.tensor([0, 1, 5, 1 << 30], dtype=torch.int32).repeat(3),
-        torch.tensor([1.0, 0.9, 0.613]).repeat(4),
-        torch.tensor([0.0, 0.0, 0.07]).repeat(4),
+        torch.tensor([0, 1, 5, 1 << 30], dtype=torch.int32).repeat(3)[:bs],
+        torch.tensor([1.0, 0.9, 0.613]).repeat(4)[:bs],
+        torch.tensor([0.0, 0.0, 0.07]).repeat(4)[:bs],
         torch.rand(bs, depths + 1, generator=generator),
     )
     tree = Tree(**{field: value.to(device) for field, value in vars(tree).items()})
     moved = [value.to(device) for value in settings]
     lengths = 0
     for filtered in (True, False):
-        left = verify_sampling(tree, logits.to(device), *moved, depths, filtered=filtered, backend="auto")
+        if way == "kernel":
+            left = verify_sampling(tree, logits.to(device), *moved, depths, filtered=filtered, backend="triton")
+        else:
+            left = verify_sampling_rows(tree, logits.to(device), *moved, depths, filtered=filtered)
         right = verify_sampling(tree, logits.to(device), *moved, depths, filtered=filtered, backend="naive")
         for field in ("index", "length", "tokens"):
             assert torch.equal(getattr(left, field), getattr(right, field)), field

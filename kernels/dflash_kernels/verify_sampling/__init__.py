@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from ..accepted import Accepted, empty_accepted
-from ..backend import Backend
+from ..backend import Backend, use_triton
 from ..tree import Tree
 from .coins import coins_from_seeds
 from .naive import verify_sampling_naive
@@ -38,7 +38,8 @@ def verify_sampling(
     mass before them of at most top_p, and with at least min_p times the largest probability. With ``filtered`` false
     the caller knows that no request filters, and top_k, top_p and min_p are not read. NaN counts as -inf.
     The smallest id whose cumulative filtered mass exceeds coin * total is drawn. No device-to-host copy, but for the
-    naive twin, which walks Python lists and runs only when asked for by ``backend``.
+    naive twin, which walks Python lists and runs only when asked for by ``backend``. Tensors on the CPU go through
+    torch operations: a vocabulary in Triton's interpreter takes seconds.
     """
     _check(tree, logits, (temperature, top_k, top_p, min_p), coins, depths)
     bs = coins.shape[0]
@@ -46,8 +47,16 @@ def verify_sampling(
         out = empty_accepted(bs, depths, logits.device)
     elif out.index.shape != (bs, depths + 1):
         raise ValueError(f"out holds paths of shape {tuple(out.index.shape)}, not {(bs, depths + 1)}")
-    verify = verify_sampling_naive if backend == "naive" else verify_sampling_rows
-    return verify(tree, logits, temperature, top_k, top_p, min_p, coins, depths, filtered=filtered, out=out)
+    inputs = (tree, logits, temperature, top_k, top_p, min_p, coins, depths, filtered, out)
+    if backend == "naive":
+        verify_sampling_naive(*inputs)
+    elif use_triton(logits, backend) and (logits.is_cuda or backend == "triton"):
+        from .kernel import launch_verify_sampling
+
+        launch_verify_sampling(*inputs)
+    else:
+        verify_sampling_rows(*inputs)
+    return out
 
 
 def _check(tree: Tree, logits: Tensor, settings: tuple[Tensor, ...], coins: Tensor, depths: int) -> None:
