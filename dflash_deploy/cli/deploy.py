@@ -134,14 +134,15 @@ def plan(
 
     with deployment(host, settings_of(options)) as here:
         plans = [here.provision_plan(), here.models_plan()]
-        tree = None
+        manifest = None
         if plans[0].empty:
             tree = here.tree_state()
             plans.append(plan_patch(tree))
+            manifest = tree.manifest
         else:
             names = ", ".join(here.patch_sets())
             plans.append(Plan("patch", (), f"{names}: after SGLang is installed"))
-        plans.append(here.launch_plan(here.service(), tree))
+        plans.append(here.launch_plan(here.service(), manifest))
         # Patches that cannot be computed yet are changes all the same.
         pending = not all(each.empty for each in plans)
         if as_json:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from dflash_deploy.host import Host
     from dflash_deploy.launch import ServiceState
     from dflash_deploy.patching.judge import TreeState
+    from dflash_deploy.patching.manifest import Manifest
     from dflash_deploy.settings import Settings
 
 DEFAULT_ROOT = "~/.local/share/dflash-deploy"
@@ -98,11 +99,18 @@ class Deployment:
 
         return observe(self.host, self.settings, self.facts)
 
-    def launch_plan(self, state: ServiceState, tree: TreeState | None) -> Plan:
+    def applied(self) -> Manifest | None:
+        """The manifest of the patched tree as it lies on the host; None when nothing is patched there."""
+        from dflash_deploy.cli.patch import PACKAGE
+        from dflash_deploy.patching import tree
+
+        return tree.read(self.host, self.settings.venv, PACKAGE).manifest
+
+    def launch_plan(self, state: ServiceState, manifest: Manifest | None) -> Plan:
         """What the service still needs to run as set.
 
         Args:
-            tree: None: the tree is not there yet.
+            manifest: of the patched tree; None: the tree is not there yet.
         """
         from dflash_deploy.assets import templates_dir
         from dflash_deploy.execute import local_tree
@@ -112,9 +120,9 @@ class Deployment:
 
         settings = self.settings
         content = [pins_digest(settings.stack)]
-        if tree is not None and tree.manifest is not None:
-            content += [f"{path} {entry.patched}" for path, entry in sorted(tree.manifest.files.items())]
-            content.append(tree.manifest.payload)
+        if manifest is not None:
+            content += [f"{path} {entry.patched}" for path, entry in sorted(manifest.files.items())]
+            content.append(manifest.payload)
         if settings.tiny_pair:
             content += [f"{path} {digest}" for path, digest in local_tree(templates_dir() / "tiny-pair").items()]
         files = render(settings, self.facts, templates_dir(), content)

@@ -230,7 +230,7 @@ def launch_steps(here: Deployment, recap: Recap) -> None:
         state = here.service()
         if not state.running:
             check_port(here, state.orphans)
-        return here.launch_plan(state, here.tree_state())
+        return here.launch_plan(state, here.applied())
 
     recap.run(here, plan)
 
