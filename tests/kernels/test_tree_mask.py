@@ -77,6 +77,14 @@ def test_many_requests_add_up(device: str) -> None:
     assert torch.equal(kernel, naive)
 
 
+def test_a_stale_prefix_writes_nothing_behind_the_buffer(device: str) -> None:
+    tree = random_tree(2, 8, device)
+    memory = torch.full((400,), 7, dtype=torch.uint8, device=device)
+    tree_mask_full(tree, torch.tensor([5, 20], device=device), memory[:200], backend="triton")
+    assert memory[200:].unique().tolist() == [7]
+    assert torch.equal(memory[:104].view(8, 13)[:, 5:].bool(), tree_mask_dense(tree, backend="naive")[0])
+
+
 def test_shapes_are_checked(device: str) -> None:
     tree = random_tree(2, 4, device)
     prefix = torch.zeros(3, dtype=torch.int64, device=device)
