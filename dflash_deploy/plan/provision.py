@@ -276,7 +276,8 @@ def alone(settings: Settings, argv: Sequence[str]) -> tuple[str, ...]:
 def _installer(settings: Settings, facts: Facts, words: Sequence[str]) -> tuple[str, ...]:
     if facts.uv:
         return (facts.uv, "pip", "install", "--python", settings.python, *words)
-    quiet = ("--disable-pip-version-check", "--no-input", "--progress-bar", "off")
+    # Python compiles what the server really imports, once; compiling all of it here takes minutes.
+    quiet = ("--disable-pip-version-check", "--no-input", "--progress-bar", "off", "--no-compile")
     return (settings.python, "-m", "pip", "install", *quiet, *words)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -83,3 +84,14 @@ def test_status_and_logs_of_nothing(tmp_path: Path) -> None:
     assert done.returncode == 9 and json.loads(done.stdout)["running"] is False
     done = cli("logs", "local", "--root", str(tmp_path / "root"), home=tmp_path)
     assert done.returncode == 4 and "no log" in done.stderr
+
+
+def test_up_refuses_before_anything_changes(tmp_path: Path) -> None:
+    words = ("up", "local", "--root", str(tmp_path / "root"), "--stack", "cpu", "--mode", "supervisor", "--json")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        done = cli(*words, "--port", port, home=tmp_path)
+    assert done.returncode == 6, done.stderr
+    error = json.loads(done.stdout)["error"]
+    assert any(port in line and str(os.getpid()) in line for line in error["evidence"]), error
+    assert not (tmp_path / "root" / "venv").exists()

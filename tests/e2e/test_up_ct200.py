@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import time
 from typing import Any
 
 import pytest
 
 from tests.conftest import BootHost
+from tests.e2e.conftest import dflash_deploy
 from tests.hosts.container import TestHost
 
 pytestmark = [pytest.mark.e2e, pytest.mark.host, pytest.mark.timeout(3600)]
 
-MAIN = [sys.executable, "-c", "from dflash_deploy.cli import main; main()"]
 ROOT = "/srv/dflash-deploy"
 
 
 def cli(machine: TestHost, command: str, *words: str, exit_code: int = 0) -> dict[str, Any]:
-    argv = [*MAIN, command, machine.name, "--inventory", str(machine.hosts_toml), "--json", *words]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=3000)
-    assert done.returncode == exit_code, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
-    answer: dict[str, Any] = json.loads(done.stdout)
-    return answer
+    return dflash_deploy(command, machine.name, "--inventory", str(machine.hosts_toml), *words, exit_code=exit_code)
 
 
 def test_up_reboot_down(test_host: BootHost) -> None:

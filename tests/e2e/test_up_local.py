@@ -3,48 +3,36 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(3600)]
+from tests.e2e.conftest import MAIN, dflash_deploy
 
-MAIN = [sys.executable, "-c", "from dflash_deploy.cli import main; main()"]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture
-def words(tmp_path: Path) -> Iterator[list[str]]:
-    """Options of a deployment whose venv is kept between runs, and which is always ended."""
+def words(tmp_path: Path, cpu_venv: Path) -> Iterator[list[str]]:
+    """Options of a deployment that is always ended; its environment is kept."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "dflash-deploy" / "e2e"
-    base = ["local", "--root", str(tmp_path / "root"), "--venv", str(cache / "root" / "venv"), "--stack", "cpu"]
-    base += ["--mode", "supervisor"]
+    base = ["local", "--root", str(tmp_path / "root"), "--venv", str(cpu_venv), "--mode", "supervisor"]
     try:
-        yield [*base, "--port", str(port)]
+        yield [*base, "--stack", "cpu", "--port", str(port)]
     finally:
-        subprocess.run([*MAIN, "down", *base[:5], *base[7:], "--break-lock"], capture_output=True, timeout=300)
-
-
-def cli(command: str, words: list[str], exit_code: int = 0) -> dict[str, Any]:
-    done = subprocess.run([*MAIN, command, *words, "--json"], capture_output=True, text=True, timeout=3000)
-    assert done.returncode == exit_code, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
-    answer: dict[str, Any] = json.loads(done.stdout)
-    return answer
+        subprocess.run([*MAIN, "down", *base, "--break-lock"], capture_output=True, timeout=300)
 
 
 def test_up_killed_up_again_and_once_more(words: list[str]) -> None:
-    # Killed in the middle of each step in turn, then the same command again.
-    for step in ("provision", "patch", "launch", "health"):
+    # Killed in the middle of steps, then the same command again.
+    for step in ("patch", "launch", "health"):
         victim = subprocess.Popen([*MAIN, "up", *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         assert victim.stderr is not None
         for line in victim.stderr:
@@ -54,10 +42,22 @@ def test_up_killed_up_again_and_once_more(words: list[str]) -> None:
         victim.send_signal(signal.SIGKILL)
         victim.stderr.close()
         victim.wait()
-    first = cli("up", words)
+    first = dflash_deploy("up", *words)
     assert first["ok"]
     data = first["health"]["data"]
     assert data["acceptance_length"] > 1.5 and data["completion"] and sum(data["acceptance_histogram"]) > 0
-    again = cli("up", words)
+    assert first["streamed"].strip()
+
+    openai = pytest.importorskip("openai")
+    client = openai.OpenAI(base_url=f"{first['url']}/v1", api_key="none", timeout=120)
+    probe = json.loads((Path(__file__).parents[2] / "templates" / "tiny-pair" / "probe.json").read_text())[0]
+    chat = client.chat.completions.create(
+        model=client.models.list().data[0].id, messages=probe["messages"], temperature=0, max_tokens=48
+    )
+    assert chat.choices[0].message.content == first["streamed"] == probe["expect"]
+
+    began = time.monotonic()
+    again = dflash_deploy("up", *words)
     assert not again["changed"] and {step["status"] for step in again["steps"]} == {"ok"}
-    assert cli("plan", words)["changes"] is False
+    print(f"a second up took {time.monotonic() - began:.0f} s")
+    assert dflash_deploy("plan", *words)["changes"] is False
