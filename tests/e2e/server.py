@@ -27,7 +27,11 @@ ARGUMENTS = [
     *("--attention-backend", "triton", "--sampling-backend", "pytorch", "--grammar-backend", "none"),
     *("--disable-cuda-graph", "--skip-server-warmup", "--mem-fraction-static", "0.3", "--max-total-tokens", "16384"),
     *("--max-running-requests", "8", "--context-length", "2048", "--host", "127.0.0.1"),
+    # Each split is one more program for the interpreter to run.
+    *("--triton-attention-num-kv-splits", "1"),
 ]
+# PR_SET_PDEATHSIG: the server dies with a test run that is killed; its schedulers watch the server the same way.
+BOUND = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execv(sys.argv[1], sys.argv[1:])"
 DFLASH = [
     *("--speculative-algorithm", "DFLASH", "--speculative-draft-model-path", str(PAIR / "drafter")),
     *("--speculative-draft-attention-backend", "triton"),
@@ -97,8 +101,11 @@ class Server:
 
     def generate_all(self, prompts: Sequence[Sequence[int]], limit: int, **sampling: Any) -> list[Answer]:
         """The answers in the prompts' order; eight requests at once."""
-        with ThreadPoolExecutor(8) as pool:
+        pool = ThreadPoolExecutor(8)
+        try:
             return list(pool.map(lambda prompt: self.generate(prompt, limit, **sampling), prompts))
+        finally:  # An interrupt or a failure must not wait for the other answers.
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def tail(self, lines: int = 25) -> str:
         return "\n".join(line[:300] for line in self.log.read_text(errors="replace").splitlines()[-lines:])
@@ -125,7 +132,8 @@ def serve(venv: Path, log: Path, words: Sequence[str] = (), python_path: Path | 
         "PYTHONUNBUFFERED": "1",
         **({"PYTHONPATH": str(python_path)} if python_path else {}),
     }
-    argv = [str(venv / "bin" / "python"), "-m", "sglang.launch_server", *ARGUMENTS, "--port", str(port), *words]
+    python = str(venv / "bin" / "python")
+    argv = [python, "-c", BOUND, python, "-m", "sglang.launch_server", *ARGUMENTS, "--port", str(port), *words]
     began = time.monotonic()
     with log.open("wb") as out:
         process = subprocess.Popen(
