@@ -216,10 +216,16 @@ def test_tree_refuses(tree: Server, odd_cases: list[tuple[int, ...]]) -> None:
     check_refusals(tree, odd_cases[0])
 
 
-def test_penalty(tree: Server, plain: Plain, odd_cases: list[tuple[int, ...]]) -> None:
-    got = tree.generate_all(odd_cases, LIMIT, **PENALTY)
-    for a, b in zip(got, plain.penalty, strict=True):
-        print("PEN", a.tokens == b.tokens, repr(a.text), repr(b.text))
+def test_penalty_is_ignored(tree: Server, plain: Plain, odd_cases: list[tuple[int, ...]]) -> None:
+    """Known limit, DFLASH's too: the scheduler counts no output tokens for penalties under speculation.
+
+    The answers are those without a penalty. When this fails because they equal the server's without speculation, or
+    because the request is refused, the limit is gone: then hold them against ``plain.penalty``, or expect the refusal.
+    """
+    got = [answer.tokens for answer in tree.generate_all(odd_cases, LIMIT, **PENALTY)]
+    print("\npenalty as without speculation:", [a == b.tokens for a, b in zip(got, plain.penalty, strict=True)])
+    assert got != [answer.tokens for answer in plain.penalty]
+    assert got == [answer.tokens for answer in tree.generate_all(odd_cases, LIMIT)]
 
 
 def check_stops(server: Server, plain: Plain, prompts: Sequence[tuple[int, ...]]) -> None:
@@ -240,7 +246,6 @@ def check_refusals(server: Server, prompt: Sequence[int]) -> None:
     ]
     for named, request in refused:
         status, said = server.post("/generate", request)
-        print("REFUSE", status, said)
         assert status == 400 and named in str(said).lower(), f"{named}: {status} {said}"
     assert len(server.generate(prompt, 4).tokens) == 4
 
