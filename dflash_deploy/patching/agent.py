@@ -217,12 +217,12 @@ def clean(site: str) -> None:
     if not os.path.isdir(folder):
         return
     manifest = load(site, "manifest.json")
-    needed = {entry["pristine"] for entry in manifest["files"].values()} if manifest else set()
-    shutil.rmtree(os.path.join(folder, "staged"), ignore_errors=True)
-    kept = os.path.join(folder, "pristine")
-    for name in os.listdir(kept) if os.path.isdir(kept) else ():
-        if name not in needed:
-            os.unlink(os.path.join(kept, name))
+    entries = [entry for entry in manifest["files"].values() if entry["pristine"]] if manifest else []
+    for side, key in (("pristine", "pristine"), ("staged", "patched")):
+        kept = os.path.join(folder, side)
+        for name in os.listdir(kept) if os.path.isdir(kept) else ():
+            if name not in {entry[key] for entry in entries}:
+                os.unlink(os.path.join(kept, name))
     point()
     for name in os.listdir(folder):
         if name.startswith("."):
@@ -241,7 +241,7 @@ def unfinished(site: str) -> str:
         return str(journal["op"])
     folder = os.path.join(site, STATE)
     names = set(os.listdir(folder)) if os.path.isdir(folder) else {"manifest.json"}
-    return "" if "manifest.json" in names and names <= {"manifest.json", "pristine"} else "preparation"
+    return "" if "manifest.json" in names and names <= {"manifest.json", "pristine", "staged"} else "preparation"
 
 
 def begin(site: str, request: dict[str, Any]) -> None:
@@ -365,6 +365,11 @@ def examine(request: dict[str, Any]) -> dict[str, Any]:
     for entry in (manifest or {}).get("files", {}).values():
         if entry["pristine"]:
             pristine[entry["pristine"]] = encoded(read(os.path.join(site, STATE, "pristine", entry["pristine"])))
+    # What we wrote, for a diff of what somebody else made of it.
+    patched = {}
+    for name, entry in (manifest or {}).get("files", {}).items():
+        if digest_of(inside(site, name)) not in (entry["pristine"], entry["patched"]):
+            patched[entry["patched"]] = encoded(read(os.path.join(site, STATE, "staged", entry["patched"])))
     gpus = glob.glob("/dev/nvidia[0-9]*") or glob.glob("/proc/driver/nvidia/gpus/*")
     return {
         "site": site,
@@ -375,6 +380,7 @@ def examine(request: dict[str, Any]) -> dict[str, Any]:
         "manifest": manifest,
         "unfinished": unfinished(site),
         "pristine": pristine,
+        "patched": patched,
         "checkout": checkout(site),
         "gpu": bool(gpus),
         "writable": os.access(site, os.W_OK),

@@ -28,6 +28,8 @@ class TreeFacts:
     manifest: Manifest | None = None
     pristine: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     """Stored bytes by digest."""
+    patched: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    """What we wrote, by digest, for files that somebody changed since."""
     interrupted: str = ""
     """``apply`` or ``revert`` when a journal waits, ``preparation`` when a run ended before that."""
     checkout: str = ""
@@ -291,7 +293,8 @@ def _pristine(facts: TreeFacts) -> tuple[dict[str, bytes | None], tuple[tuple[st
             overwritten.append(path)
         else:
             base[path] = facts.pristine.get(entry.pristine, present)
-            foreign.append((path, diff(path, facts.pristine.get(entry.pristine), present, limit=24)))
+            written = facts.patched.get(entry.patched, facts.pristine.get(entry.pristine))
+            foreign.append((path, diff(path, written, present, limit=24)))
     return base, tuple(foreign), tuple(overwritten)
 
 

@@ -104,6 +104,7 @@ def read(host: TreeHost, path: str, package: str, files: Sequence[str] = (), pay
             links=answer["links"],
             manifest=manifest.parse(answer["manifest"]),
             pristine={name: data for name, text in answer["pristine"].items() if (data := _decoded(text)) is not None},
+            patched={name: data for name, text in answer["patched"].items() if (data := _decoded(text)) is not None},
             interrupted=str(answer["unfinished"]),
             checkout=answer["checkout"] or "",
             gpu=bool(answer["gpu"]),

@@ -165,6 +165,7 @@ def test_a_foreign_edit_stops_everything(site: Path, brought: Path) -> None:
             action()
         assert caught.value.exit_code == 7 and "demo/a.py" in caught.value.message
         assert "  +mine = 1" in caught.value.evidence
+        assert not any("hook-a" in line for line in caught.value.evidence if line.startswith("  +"))
         assert hashes(site) == now
 
 
