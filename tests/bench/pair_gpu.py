@@ -15,6 +15,7 @@ import concurrent.futures
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -61,10 +62,18 @@ def post(port: int, path: str, body: dict, timeout: float = 300.0) -> dict:
         return json.load(response)
 
 
+def require_free(port: int) -> None:
+    """A server left over from an earlier run would answer in place of ours."""
+    with socket.socket() as probe:
+        if probe.connect_ex(("127.0.0.1", port)) == 0:
+            raise RuntimeError(f"port {port} is taken: end the server there first")
+
+
 class Server:
     """One arm's server process and its log."""
 
     def __init__(self, arm: str, port: int, args: argparse.Namespace, log: Path) -> None:
+        require_free(port)
         self.arm, self.port, self.log = arm, port, log
         command = [sys.executable, "-m", "sglang.launch_server", "--model-path", args.target, "--host", "127.0.0.1"]
         command += ["--port", str(port), "--dtype", args.dtype, "--mem-fraction-static", str(args.mem)]
@@ -144,6 +153,7 @@ def main() -> int:
     for name in args.prompts:
         rows = [json.loads(line) for line in Path(name).read_text().splitlines() if line.strip()]
         prompts += [args.template.format(row["prompt"]) for row in (rows[: args.limit] if args.limit else rows)]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no server survives a time limit
     logs = Path(args.logs)
     logs.mkdir(parents=True, exist_ok=True)
     servers: list[Server] = []
