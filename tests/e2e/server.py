@@ -128,7 +128,7 @@ def serve(venv: Path, log: Path, words: Sequence[str] = (), python_path: Path | 
         "DFLASH_KERNELS_BACKEND": "naive",
         "HF_HUB_OFFLINE": "1",
         "CUDA_VISIBLE_DEVICES": "",
-        "OMP_NUM_THREADS": "2",
+        "OMP_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",
         **({"PYTHONPATH": str(python_path)} if python_path else {}),
     }
