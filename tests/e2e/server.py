@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 PAIR = Path(__file__).resolve().parents[2] / "templates" / "tiny-pair"
-READY_S = 300.0
-ANSWER_S = 300.0
+READY_S = 400.0
+ANSWER_S = 900.0
 
 # Float32 because Triton's interpreter computes bf16 attention wrongly.
 ARGUMENTS = [

@@ -137,7 +137,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def odd_cases(first_wave: list[Case]) -> list[tuple[int, ...]]:
     """Prompts for requests that are more than plain greedy."""
-    return [case.prompt for case in first_wave[4:16:3]]
+    return [case.prompt for case in first_wave[4:13:3]]
 
 
 @dataclass(frozen=True)
@@ -283,7 +283,7 @@ def test_ignored_mask_is_found(cpu_venv: Path, folder: Path, first_wave: list[Ca
     shutil.copytree(kernels, copy, ignore=shutil.ignore_patterns("__pycache__"))
     with (copy / "tree_mask" / "__init__.py").open("a") as module:
         module.write(CAUSAL)
-    some = first_wave[:8]
+    some = [first_wave[at] for at in (4, 7, 10, 12)]
     with serve(cpu_venv, folder / "causal.log", ddtree(NODES), python_path=copy.parent) as server:
         answers = server.generate_all([case.prompt for case in some], LIMIT)
         assert "a causal mask" in server.log.read_text()
