@@ -106,9 +106,7 @@ def _build_tree(
         # The sibling's key: same depth, parent and state, the next rank, and node n as the last child.
         sibling_key = (key & ~NODE_MASK) + (1 << RANK_SHIFT) + n
         child_key = (
-            ((DEPTH_TOP - d - 1) << DEPTH_SHIFT)
-            + ((NODE_MASK - n) << PARENT_SHIFT)
-            + (child_state << NODE_BITS)
+            ((DEPTH_TOP - d - 1) << DEPTH_SHIFT) + ((NODE_MASK - n) << PARENT_SHIFT) + (child_state << NODE_BITS)
         )
         at_parent = (node == p) & found
         at_child = (node == n) & found

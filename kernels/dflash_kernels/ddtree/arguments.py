@@ -27,6 +27,12 @@ def handle_server_args(server_args: ServerArgs) -> None:
     from sglang.srt.arg_groups.overrides import attention_backends_of, resolved_view
     from sglang.srt.arg_groups.speculative_hook import _handle_dflash
 
+    if server_args.tp_size != 1:
+        raise ValueError(
+            f"DDTREE drafts on one rank so far; --tp-size is {server_args.tp_size}. Use DFLASH, or --tp-size 1"
+        )
+    if server_args.enable_lora:
+        raise ValueError("DDTREE does not serve LoRA adapters; drop --enable-lora or use no speculation")
     wanted = server_args.speculative_num_draft_tokens
     budget = server_args.speculative_ddtree_budget
     if wanted is not None and budget is not None and int(wanted) != int(budget):
@@ -42,7 +48,10 @@ def handle_server_args(server_args: ServerArgs) -> None:
     block = int(server_args.speculative_num_draft_tokens)
     topk = server_args.speculative_ddtree_topk
     shape = TreeShape(block=block, nodes=int(nodes), topk=int(default_topk(int(nodes)) if topk is None else topk))
-    for name in set(attention_backends_of(resolved_view(server_args))) - {None}:
+    backends = set(attention_backends_of(resolved_view(server_args)))
+    if backends <= {None}:
+        server_args.attention_backend = SUPPORTED_BACKENDS[0]
+    for name in backends - {None}:
         if name not in SUPPORTED_BACKENDS:
             raise ValueError(
                 f"DDTREE verifies trees with the attention backends {', '.join(SUPPORTED_BACKENDS)}, not {name!r}: "

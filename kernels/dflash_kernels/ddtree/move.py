@@ -22,12 +22,16 @@ class AcceptedMover:
         self._pool: Any = None
         self._mover: KvMover | None = None
 
-    def move(self, slots: Tensor, accepted: Accepted) -> None:
-        """slots: int64 [bs, W], slot of each node. Row j of a path goes to slots[:, j]; rows behind the path stay."""
+    def bind(self) -> KvMover:
+        """The mover of the pool as it is now; called once at start, so that a layout without rows is refused there."""
         pool = self._runner.token_to_kv_pool
         if self._mover is None or pool is not self._pool:
             self._pool, self._mover = pool, KvMover(_row_buffers(pool))
-        self._mover.move(slots, accepted.index)
+        return self._mover
+
+    def move(self, slots: Tensor, accepted: Accepted) -> None:
+        """slots: int64 [bs, W], slot of each node. Row j of a path goes to slots[:, j]; rows behind the path stay."""
+        self.bind().move(slots, accepted.index)
 
 
 def _row_buffers(pool: Any) -> list[Tensor]:

@@ -69,6 +69,21 @@ def _touches_logits(sampling: Any) -> bool:
     )
 
 
+def _refuse_unproven(model_runner: Any) -> None:
+    """Stop the start where a tree would be verified wrongly and plausibly.
+
+    Raises:
+        RuntimeError: an attention backend that ignores the tree mask, recurrent layers, or a sliding window, whose
+            distances the tree's flat order does not give.
+    """
+    backend = type(model_runner.attn_backend).__name__
+    if backend != "TritonAttnBackend":
+        raise RuntimeError(f"DDTREE verifies trees with TritonAttnBackend only; this target runs {backend}")
+    window = model_runner.sliding_window_size
+    if window is not None and window > 0:
+        raise RuntimeError(f"DDTREE does not serve targets with sliding-window attention (window {window}); use DFLASH")
+
+
 class DDTreeWorker(DFlashWorkerV2):
     """Drafts like DFLASH, verifies a tree. Prefill and everything around a decode step are DFLASH's own."""
 
@@ -104,6 +119,8 @@ class DDTreeWorker(DFlashWorkerV2):
     def init_attention_backends(self) -> None:
         """Also hooks the walk into the target's graphs, which the scheduler captures next."""
         super().init_attention_backends()
+        _refuse_unproven(self.target_worker.model_runner)
+        self._mover.bind()
         decode = self.server_args.cuda_graph_config.decode
         if decode.backend == Backend.DISABLED:
             return
