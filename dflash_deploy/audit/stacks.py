@@ -120,6 +120,8 @@ CPU_ARGS = (
     "8",
     # The warm-up's request takes longer here than the server waits for it; the health check sends its own.
     "--skip-server-warmup",
+    # Else the scheduler keeps a core busy while nothing is asked.
+    "--sleep-on-idle",
 )
 
 

@@ -283,7 +283,7 @@ def health_step(here: Deployment) -> HealthReport:
         level,
         lambda rung: talk(f"  {rung.name}: {rung.status} ({rung.seconds:.1f} s)"),
         # Two at once prove that requests do not mix; `health` asks for more.
-        options=Options(concurrency=2),
+        options=Options(concurrency=2, timeout_s=answer_s(here)),
     )
     failed = report.failed
     if failed is not None or not report.ok:
@@ -294,6 +294,11 @@ def health_step(here: Deployment) -> HealthReport:
             hint=(failed.hint if failed is not None else "") or f"dflash-deploy logs {here.host.name}",
         )
     return report
+
+
+def answer_s(here: Deployment) -> float:
+    """Deadline of one request in seconds. The interpreter on a busy machine takes minutes for a sentence."""
+    return 600.0 if here.settings.stack.device == "cpu" else 180.0
 
 
 def stream_step(here: Deployment) -> str:
@@ -313,7 +318,9 @@ def stream_step(here: Deployment) -> str:
     pieces: list[str] = []
     try:
         with here.host.forward(here.settings.port) as port:
-            for piece in stream_completion(f"http://127.0.0.1:{port}", prompt, max_tokens=probe.max_tokens):
+            for piece in stream_completion(
+                f"http://127.0.0.1:{port}", prompt, max_tokens=probe.max_tokens, timeout_s=answer_s(here)
+            ):
                 pieces.append(piece)
                 print(piece, end="", file=sys.stderr, flush=True)
     except NoReply as error:
