@@ -291,8 +291,8 @@ def test_ignored_mask_is_found(cpu_venv: Path, folder: Path, first_wave: list[Ca
         assert "a causal mask" in server.log.read_text()
     found = differences(some, answers, f"tree {NODES}")
     print(f"\nignored mask: {len(found)} differences in {len(some)} answers")
+    # Tokens may come out right all the same: the accepted lengths are what gives it away.
     assert any(line.startswith("accepted") for line in found)
-    assert any(line.startswith("tokens") for line in found)
 
 
 CAUSAL = """
