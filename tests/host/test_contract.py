@@ -106,7 +106,8 @@ def test_lines_come_while_the_command_runs(real: Host) -> None:
 def test_deadline_ends_grandchildren(real: Host) -> None:
     mark = f"7{os.getpid()}"
     with pytest.raises(CommandTimeout) as caught:
-        real.run(["sh", "-c", f"echo begun; trap '' TERM; sleep {mark}.5 & sleep {mark}.25"], timeout_s=5)  # ssh on a busy machine begins late
+        # Seconds, because ssh on a busy machine begins late.
+        real.run(["sh", "-c", f"echo begun; trap '' TERM; sleep {mark}.5 & sleep {mark}.25"], timeout_s=5)
     assert "begun" in caught.value.evidence
     deadline = time.monotonic() + 5
     while time.monotonic() < deadline and real.run(["pgrep", "-f", f"^sleep {mark}"]).ok:
