@@ -20,8 +20,8 @@ def cli(*words: str, home: Path) -> subprocess.CompletedProcess[str]:
 
 def test_help_is_fast_and_imports_nothing_heavy() -> None:
     code = (
-        "import sys\nimport dflash_deploy.cli as cli\n"
-        "try: cli.app(['--help'])\nexcept SystemExit: pass\n"
+        "import sys\nimport dflash_deploy.cli as cli\nsys.argv = ['dflash-deploy', '--help']\n"
+        "try: cli.main()\nexcept SystemExit: pass\n"
         "heavy = 'torch', 'paramiko', 'libcst', 'rich', 'jinja2', 'triton'\n"
         "print([m for m in heavy if m in sys.modules], file=sys.stderr)"
     )
