@@ -1,7 +1,7 @@
 """Serve one target with several methods on one GPU and compare them in one run: tokens, tokens a step, tokens per second.
 
     python tests/bench/pair_gpu.py --target DIR --draft DIR --prompts FILE.jsonl [...] --out RESULT.json [--dtype bfloat16]
-        [--arms none dflash ddtree:16 ddtree:64] [--concurrency 1 8 32] [--tokens 256] [--lossless N]
+        [--arms none dflash ddtree:16 ddtree:64] [--concurrency 1 8 32] [--tokens 256]
 
 Every arm is a real server of the installed SGLang (patched with the ``ddtree`` set), all started at once and measured one
 after the other, so that the ratios come from one run on the same work. Ends at the first server that dies, with its log.
