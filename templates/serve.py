@@ -144,7 +144,7 @@ class Log:
                 self.open()
             view = memoryview(data)
             while view:
-                view = view[os.write(self.file, view):]
+                view = view[os.write(self.file, view) :]
             self.size += len(data)
             if self.size >= self.limit and data.endswith(b"\n"):
                 self.rotate()
@@ -185,9 +185,15 @@ class Runner:
     def record(self, **more):
         pid = os.getpid()
         state = {
-            "pid": pid, "start": stat_of(pid)[3], "session": os.getsid(0), "boot_id": boot_id(),
-            "fingerprint": self.options.fingerprint, "command": self.options.command, "log": self.options.log,
-            "since": time.time(), "restarts": self.restarts,
+            "pid": pid,
+            "start": stat_of(pid)[3],
+            "session": os.getsid(0),
+            "boot_id": boot_id(),
+            "fingerprint": self.options.fingerprint,
+            "command": self.options.command,
+            "log": self.options.log,
+            "since": time.time(),
+            "restarts": self.restarts,
         }
         write_state(self.options.state, dict(state, **more))
 
@@ -204,8 +210,12 @@ class Runner:
         self.log.say("start: %s" % " ".join(self.options.command))
         try:
             self.child = subprocess.Popen(
-                self.options.command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                cwd=self.options.cwd, preexec_fn=tie,
+                self.options.command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                cwd=self.options.cwd,
+                preexec_fn=tie,
             )
         except OSError as error:
             self.log.say("cannot start: %s" % error)

@@ -10,6 +10,9 @@ from functools import cache
 
 from dflash_deploy.errors import UnsupportedVersion, UsageError
 from dflash_deploy.patching.patch import PatchSet
+from dflash_patches.releases import RELEASES, Support, Tested
+
+__all__ = ("MODULES", "RELEASES", "Support", "Tested", "all_sets", "find", "names")
 
 MODULES = ("sglang_0_5_16.ddtree", "sglang_0_5_16.cpu")
 """One module per set. In each, every :class:`PatchSet` at module level counts."""
@@ -45,10 +48,15 @@ def find(version: str, name: str, *, allow_untested: bool = False, package: str 
             return each
     if allow_untested:
         return named[-1]
+    known = RELEASES.get(version)
     raise UnsupportedVersion(
         f"no patch set {name} is written for {package} {version}",
         evidence=[
-            f"{name} supports {package} {each.versions} (tested: {', '.join(each.tested) or 'none'})" for each in named
+            *([f"{package} {version}: {known.reason}"] if known is not None and known.generation is None else []),
+            *(
+                f"{name} supports {package} {each.versions} (tested: {', '.join(each.tested) or 'none'})"
+                for each in named
+            ),
         ],
         hint="install a supported release, or try --allow-untested (only if every anchor and contract holds)",
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from dflash_patches import registry
+from dflash_patches.registry import Tested
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
@@ -69,6 +70,22 @@ def test_unknown_release_and_unknown_set() -> None:
     assert registry.find("0.5.17", "cpu", allow_untested=True).name == "cpu"
     with pytest.raises(UsageError, match="no patch set called nope"):
         registry.find("0.5.16", "nope")
+
+
+def test_table_of_releases_agrees_with_the_sets() -> None:
+    assert list(registry.RELEASES) == sorted(registry.RELEASES, key=Version)
+    for version, support in registry.RELEASES.items():
+        fits = {s.name for s in SETS if s.supports(version)}
+        assert set(support.sets) == fits, version
+        assert (support.generation is None) == (not fits) == (support.tested is Tested.NONE), version
+        assert support.generation is not None or support.reason, version
+    assert {v for s in SETS for v in s.tested} <= set(registry.RELEASES)
+
+
+def test_an_unsupported_release_says_why() -> None:
+    with pytest.raises(UnsupportedVersion) as caught:
+        registry.find("0.5.9", "ddtree")
+    assert registry.RELEASES["0.5.9"].reason in caught.value.evidence[0]
 
 
 def test_the_cpu_set_is_never_for_a_gpu() -> None:

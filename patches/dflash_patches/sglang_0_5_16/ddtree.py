@@ -41,7 +41,9 @@ MEMBER = Patch(
         ),
     ),
     refuses=(
-        Refusal("from enum import Enum, auto\n\nclass SpeculativeAlgorithm(Enum):\n    EAGLE = auto()\n", "AnchorMissing"),
+        Refusal(
+            "from enum import Enum, auto\n\nclass SpeculativeAlgorithm(Enum):\n    EAGLE = auto()\n", "AnchorMissing"
+        ),
     ),
 )
 
@@ -185,13 +187,30 @@ WORKER = Patch(
         Contract(
             "srt/speculative/dflash_info.py",
             "DFlashVerifyInput",
-            attributes=("draft_token", "positions", "draft_token_num", "custom_mask", "capture_hidden_mode", "prepare_for_verify"),
+            attributes=(
+                "draft_token",
+                "positions",
+                "draft_token_num",
+                "custom_mask",
+                "capture_hidden_mode",
+                "prepare_for_verify",
+            ),
         ),
-        Contract("srt/speculative/dflash_info_v2.py", "DFlashDraftInputV2", attributes=("bonus_tokens", "reserved_seq_lens_cpu")),
+        Contract(
+            "srt/speculative/dflash_info_v2.py",
+            "DFlashDraftInputV2",
+            attributes=("bonus_tokens", "reserved_seq_lens_cpu"),
+        ),
         Contract(
             "srt/managers/utils.py",
             "GenerationBatchResult",
-            attributes=("next_token_ids", "accept_lens", "next_draft_input", "speculative_num_draft_tokens", "new_seq_lens"),
+            attributes=(
+                "next_token_ids",
+                "accept_lens",
+                "next_draft_input",
+                "speculative_num_draft_tokens",
+                "new_seq_lens",
+            ),
         ),
     ),
     examples=(
@@ -421,7 +440,11 @@ CAPTURE_MASK = Patch(
     ),
     contract=(
         Contract(SPEC_INFO, "SpeculativeAlgorithm.is_ddtree", params=()),
-        Contract("srt/layers/attention/triton_backend.py", "TritonAttnBackend.get_verify_buffers_to_fill_after_draft", params=()),
+        Contract(
+            "srt/layers/attention/triton_backend.py",
+            "TritonAttnBackend.get_verify_buffers_to_fill_after_draft",
+            params=(),
+        ),
     ),
     examples=(
         Example(

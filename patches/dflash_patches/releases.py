@@ -1,0 +1,57 @@
+"""What is known of each SGLang release: which generation of sets it takes, how far that was tried, and why not.
+
+One row a release, oldest first. A release that is not in the table is unknown, not unsupported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+
+
+class Tested(StrEnum):
+    """How far a release was tried with the sets of its generation, most first."""
+
+    SERVED = "served"
+    """Served with DDTREE on a CPU; tokens and accepted lengths were those of the independent replay."""
+    PATCHED = "patched"
+    """On the release's own wheel: every set applied, compiled, reverted, and all contracts held. Not served."""
+    NONE = "none"
+    """Not tried, or no set is for it."""
+
+
+@dataclass(frozen=True)
+class Support:
+    """Verdict for one release."""
+
+    generation: str | None
+    """Folder of the sets that fit it, ``sglang_0_5_16``; None: unsupported."""
+    tested: Tested
+    reason: str
+    """Why it is unsupported, or what to know; one line."""
+    sets: tuple[str, ...] = ()
+    """Names of the sets that are for it."""
+
+
+def _served(generation: str, note: str = "") -> Support:
+    return Support(generation, Tested.SERVED, note, ("ddtree", "cpu"))
+
+
+def _no(reason: str) -> Support:
+    return Support(None, Tested.NONE, reason)
+
+
+NO_DFLASH = "the release has no DFLASH"
+RELEASES: Mapping[str, Support] = MappingProxyType(
+    {
+        "0.5.8": _no(NO_DFLASH),
+        "0.5.8.post1": _no(NO_DFLASH),
+        "0.5.9": _no(NO_DFLASH),
+        "0.5.10": _no(NO_DFLASH),
+        "0.5.10.post1": _no(NO_DFLASH),
+        "0.5.16": _served("sglang_0_5_16"),
+    }
+)
+"""Release → verdict."""
