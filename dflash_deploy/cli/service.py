@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from dflash_deploy.cli.common import HostArgument, JsonOption, emit_json
-from dflash_deploy.cli.deploy import AcceptNew, BreakLock, InventoryOption, ModeOption, Root, ServiceName, Venv
+from dflash_deploy.cli.options import BreakLock, Place, spread
 
 
 def register(app: typer.Typer) -> None:
     """Add this group's commands to ``app``."""
     for command in (down, status, logs):
-        app.command()(command)
+        app.command()(spread(command))
 
 
 def down(
     host: HostArgument,
-    root: Root = None,
-    venv: Venv = None,
-    inventory: InventoryOption = None,
-    accept_new: AcceptNew = False,
-    mode: ModeOption = None,
-    service: ServiceName = None,
+    place: Place,
     break_lock: BreakLock = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -35,9 +30,8 @@ def down(
     from dflash_deploy.model import Plan
     from dflash_deploy.plan.launch import stop_steps
 
-    options = _options(root, venv, inventory, accept_new, mode, service)
     recap = Recap()
-    with recap.printed(host, as_json), deployment(host, options, serving=False) as here:
+    with recap.printed(host, as_json), deployment(host, place.given(), serving=False) as here:
         with here.locked("down", break_lock=break_lock):
             state = here.service()
             idle = not (state.running or state.enabled or state.orphans or state.pid)
@@ -58,19 +52,14 @@ def down(
 
 def status(
     host: HostArgument,
-    root: Root = None,
-    venv: Venv = None,
-    inventory: InventoryOption = None,
-    accept_new: AcceptNew = False,
-    mode: ModeOption = None,
-    service: ServiceName = None,
+    place: Place,
     as_json: JsonOption = False,
 ) -> None:
     """Say whether the service runs. Exit 9 when it does not."""
     from dflash_deploy.cli.deployment import deployment
     from dflash_deploy.execute import holder
 
-    with deployment(host, _options(root, venv, inventory, accept_new, mode, service), serving=False) as here:
+    with deployment(host, place.given(), serving=False) as here:
         state = here.service()
         lock = holder(here.host, here.settings.root)
     if as_json:
@@ -109,10 +98,7 @@ def status(
 
 def logs(
     host: HostArgument,
-    root: Root = None,
-    inventory: InventoryOption = None,
-    accept_new: AcceptNew = False,
-    service: ServiceName = None,
+    place: Place,
     lines: Annotated[int, typer.Option("-n", "--lines", min=0, help="Last lines to print.")] = 100,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until Ctrl-C.")] = False,
     as_json: JsonOption = False,
@@ -122,7 +108,7 @@ def logs(
     from dflash_deploy.launch import follow as follow_log
     from dflash_deploy.launch import log_size, tail
 
-    with deployment(host, _options(root, None, inventory, accept_new, None, service), serving=False) as here:
+    with deployment(host, place.given(), serving=False) as here:
         offset = log_size(here.host, here.settings)
         found = tail(here.host, here.settings, lines)
         if as_json:
@@ -135,10 +121,3 @@ def logs(
             for chunk in follow_log(here.host, here.settings, offset):
                 sys.stdout.write(chunk.decode("utf-8", "replace"))
                 sys.stdout.flush()
-
-
-def _options(
-    root: str | None, venv: str | None, inventory: str | None, accept_new: bool, mode: str | None, service: str | None
-) -> dict[str, Any]:
-    given = {"root": root, "venv": venv, "inventory": inventory, "mode": mode, "service": service}
-    return {"accept_new": accept_new, **{key: value for key, value in given.items() if value is not None}}

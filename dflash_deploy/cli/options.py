@@ -1,0 +1,103 @@
+"""Options that several commands share, each written down once.
+
+A command takes one parameter of such a type, and :func:`spread` shows its fields to typer as options::
+
+    def up(host: HostArgument, wanted: Wanted, as_json: JsonOption = False) -> None: ...
+
+    app.command()(spread(up))
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+BreakLock = Annotated[bool, typer.Option("--break-lock", help="Take over the lock of another run.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Which deployment on the host."""
+
+    root: Annotated[str | None, typer.Option("--root", help="Folder of the deployment on the host.")] = None
+    inventory: Annotated[str | None, typer.Option("--inventory", help="Another hosts.toml.")] = None
+    accept_new: Annotated[
+        bool, typer.Option("--accept-new", help="Record the key of a host that was never met; shows its fingerprint.")
+    ] = False
+    service: Annotated[str | None, typer.Option("--service", help="Name of the service.")] = None
+    mode: Annotated[str | None, typer.Option("--mode", help="systemd-system, systemd-user, supervisor or auto.")] = None
+    venv: Annotated[
+        str | None,
+        typer.Option("--venv", help="A virtual environment of your own on the host. Default: one that is made."),
+    ] = None
+
+    def given(self) -> dict[str, Any]:
+        """What was named on the command line, as options of :func:`dflash_deploy.settings.effective`."""
+        found = {each.name: getattr(self, each.name) for each in fields(self)}
+        found = {name: value for name, value in found.items() if value is not None}
+        if words := found.pop("server_arg", None):
+            found["server_args"] = words
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted(Place):
+    """What is to be served there."""
+
+    stack: Annotated[
+        str | None, typer.Option("--stack", help="Name of a stack; default: the best that fits the host.")
+    ] = None
+    port: Annotated[
+        int | None, typer.Option("--port", help="Port of the served model on the host's loopback. Default: 30000.")
+    ] = None
+    model: Annotated[
+        str | None,
+        typer.Option("--model", help="Folder of the target model, on the host or here. Without a GPU: the tiny pair."),
+    ] = None
+    draft_model: Annotated[
+        str | None, typer.Option("--draft-model", help="Folder of the drafter, on the host or here.")
+    ] = None
+    budget: Annotated[int | None, typer.Option("--budget", help="Nodes of the draft tree.")] = None
+    algorithm: Annotated[str | None, typer.Option("--algorithm", help="DDTREE, DFLASH or NONE. Default: DDTREE.")] = (
+        None
+    )
+    server_arg: Annotated[
+        list[str] | None,
+        typer.Option("--server-arg", help="An argument for the server, repeatable; wins over the stack's."),
+    ] = None
+
+
+def spread(command: Callable[..., None]) -> Callable[..., None]:
+    """The command as typer is to see it: each field of its option types an option of its own."""
+    hints = get_type_hints(command, include_extras=True)
+    shown: list[inspect.Parameter] = []
+    groups: dict[str, type[Place]] = {}
+    for name, parameter in inspect.signature(command).parameters.items():
+        kind = hints[name]
+        if not (isinstance(kind, type) and issubclass(kind, Place)):
+            shown.append(parameter.replace(annotation=kind, kind=inspect.Parameter.KEYWORD_ONLY))
+            continue
+        groups[name] = kind
+        inner = get_type_hints(kind, include_extras=True)
+        shown += [
+            inspect.Parameter(
+                each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=inner[each.name]
+            )
+            for each in fields(kind)
+        ]
+
+    @functools.wraps(command)
+    def called(**given: Any) -> None:
+        for name, kind in groups.items():
+            given[name] = kind(**{each.name: given.pop(each.name) for each in fields(kind)})
+        command(**given)
+
+    del called.__wrapped__  # typer would look through it
+    called.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+    called.__annotations__ = {each.name: each.annotation for each in shown}
+    return called
