@@ -35,7 +35,7 @@ import fnmatch
 import getpass
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -164,6 +164,23 @@ def _check_keys(file: str, host: str, table: Mapping[str, Any]) -> None:
             raise UsageError(f"{file}: [{host}] {key} must be a list of texts, not {value!r}")
 
 
+def resolve_all(
+    names: Sequence[str], *, inventory: str | Path | None = None, ssh_config: str | Path | None = None
+) -> tuple[Target, ...]:
+    """The targets that ``names`` stand for, each once, in the order given; every file is read once.
+
+    Raises:
+        UsageError: as :func:`resolve`, for any of the names: before a host is asked.
+    """
+    known, config = Inventory("", {}), ""
+    if set(names) - {"local"}:
+        known, config = load_inventory(inventory), _config_text(ssh_config)
+    return tuple(
+        Target("local", kind="local") if name == "local" else _resolve(name, known, config, ())
+        for name in dict.fromkeys(names)
+    )
+
+
 def resolve(name: str, *, inventory: str | Path | None = None, ssh_config: str | Path | None = None) -> Target:
     """The target that ``name`` stands for.
 
@@ -174,9 +191,7 @@ def resolve(name: str, *, inventory: str | Path | None = None, ssh_config: str |
     Raises:
         UsageError: nobody knows the name (with the nearest ones), or a file has a fault.
     """
-    if name == "local":
-        return Target("local", kind="local")
-    return _resolve(name, load_inventory(inventory), _config_text(ssh_config), ())
+    return resolve_all([name], inventory=inventory, ssh_config=ssh_config)[0]
 
 
 def _resolve(name: str, inventory: Inventory, config: str, seen: tuple[str, ...]) -> Target:

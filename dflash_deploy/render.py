@@ -14,6 +14,7 @@ from dflash_deploy.audit.compare import Item
 from dflash_deploy.audit.report import Report
 from dflash_deploy.audit.rules import Rule
 from dflash_deploy.audit.stacks import Choice, Stack
+from dflash_deploy.errors import DflashError
 from dflash_deploy.model import Finding, Severity
 
 STYLES = {
@@ -66,6 +67,32 @@ def print_report(report: Report, *, everything: bool = False) -> None:
         out.print(Text(f"not seen: {section} ({error})", style="magenta"))
     if not report.stack:
         print_choices(report.stacks)
+
+
+def print_fleet(rows: Sequence[tuple[str, Report | None, DflashError | None, float]]) -> None:
+    """One line a host: (name, report or error, seconds)."""
+    table = Table(show_lines=True, expand=True)
+    for column in ("host", "", "seconds", "what"):
+        table.add_column(column, no_wrap=column != "what", ratio=1 if column == "what" else None)
+    for name, report, error, seconds in rows:
+        what = Text()
+        if report is not None:
+            good = report.compatible
+            mark = "can run" if good else "cannot run"
+            if report.primary is not None:
+                what = finding_text(report.primary)
+            else:
+                warned = [f.message for f in report.findings if f.severity is Severity.WARN]
+                best = next((choice.stack.name for choice in report.stacks if choice.fits), "none")
+                what.append("; ".join([*warned, f"best stack: {best}"]))
+            what.append(f"\n{report.coverage_line}", style="dim")
+        else:
+            good, mark = False, "no answer"
+            if error is not None:
+                what = Text("\n  ".join((error.message, *error.evidence)))
+                what.append(f"\n→ {error.hint}" if error.hint else "", style="cyan")
+        table.add_row(Text(name), Text(mark, style="green" if good else "bold red"), f"{seconds:.1f}", what)
+    console().print(table)
 
 
 def print_choices(choices: Sequence[Choice]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from dflash_deploy.audit.rules import RULES, Case
 from dflash_deploy.audit.stacks import Choice, choose_stacks
+from dflash_deploy.errors import Incompatible
 from dflash_deploy.facts.parse import section
 from dflash_deploy.model import Finding, Severity
 
@@ -37,6 +38,17 @@ class Report:
     @property
     def compatible(self) -> bool:
         return not self.failures
+
+    @property
+    def exit_code(self) -> int:
+        """0: compatible, 6: not."""
+        return 0 if self.compatible else Incompatible.exit_code
+
+    @property
+    def verdict(self) -> str:
+        """One line: can or cannot run what, and the primary cause."""
+        line = f"{'can' if self.compatible else 'cannot'} run {self.stack or 'what is installed'}"
+        return f"{line}: {self.primary.message}" if self.primary else line
 
     @property
     def coverage(self) -> dict[str, int]:

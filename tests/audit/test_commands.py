@@ -111,7 +111,7 @@ def test_bad_usage_is_one_message(argv: tuple[str, ...]) -> None:
 
 
 def test_unreachable_host_exits_3() -> None:
-    done = call("audit", "nobody@127.0.0.1:1", "--json")
+    done = call("audit", "nobody@127.0.0.1:1", "--connect-timeout", "1", "--json")
     assert done.returncode == 3, done.stderr
     assert "Traceback" not in done.stderr
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dflash_deploy.errors import UsageError
-from dflash_deploy.inventory import load_inventory, resolve
+from dflash_deploy.inventory import load_inventory, resolve, resolve_all
 
 HOSTS = """
 [defaults]
@@ -52,6 +52,14 @@ def files(tmp_path: Path) -> dict[str, Path]:
 
 def test_local() -> None:
     assert resolve("local").kind == "local"
+
+
+def test_several_names_each_once_in_order(files: dict[str, Path]) -> None:
+    found = resolve_all(["inner", "local", "ct200", "inner"], **files)
+    assert [target.name for target in found] == ["inner", "local", "ct200"]
+    assert found[2] == resolve("ct200", **files)
+    with pytest.raises(UsageError, match="ct20x"):
+        resolve_all(["ct200", "ct20x"], **files)
 
 
 def test_a_host_of_the_inventory(files: dict[str, Path], tmp_path: Path) -> None:
