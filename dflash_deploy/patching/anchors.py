@@ -154,7 +154,7 @@ class Assign:
         return "" if None in texts else texts[0] or ""
 
     def matches(self, at: At) -> bool:
-        return not self.difference(at)
+        return syntax.may_assign(at.node, syntax.expression_pattern(self.target)) and not self.difference(at)
 
     def __str__(self) -> str:
         return f"assignment to `{self.target}`"

@@ -9,24 +9,37 @@ import ast
 import builtins
 import difflib
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from dflash_deploy.errors import ContractBroken
 from dflash_deploy.patching.patch import Contract
+from dflash_deploy.patching.syntax import same
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _Scope = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _ENDS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 
 
-def own(node: ast.AST) -> Iterator[ast.AST]:
-    """Nodes of a scope, without what is inside nested definitions."""
-    stack = list(ast.iter_child_nodes(node))[::-1]
+@functools.lru_cache(maxsize=512)
+def own(node: ast.AST) -> tuple[ast.AST, ...]:
+    """Nodes of a scope in textual order, without what is inside nested definitions."""
+    found: list[ast.AST] = []
+    stack = [node]
     while stack:
-        child = stack.pop()
-        yield child
-        if not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
-            stack.extend(list(ast.iter_child_nodes(child))[::-1])
+        current = stack.pop()
+        if current is not node:
+            found.append(current)
+            if isinstance(current, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+                continue
+        below: list[ast.AST] = []
+        for field in current._fields:
+            value = getattr(current, field, None)
+            if isinstance(value, list):
+                below += [item for item in value if isinstance(item, ast.AST)]
+            elif isinstance(value, ast.AST):
+                below.append(value)
+        stack += reversed(below)
+    return tuple(found)
 
 
 @functools.lru_cache(maxsize=256)
@@ -95,11 +108,8 @@ def check_landing(tree: ast.Module, file: str, scope: str, injected: tuple[ast.A
     if len(places) != 1:
         return
     node, outer = places[0]
-    wanted = {_key(i) for i in injected}
-    kinds = tuple({type(i) for i in injected})
-    landed = [
-        n for n in own(node) if isinstance(n, kinds) and isinstance(n, (ast.stmt, ast.expr)) and _key(n) in wanted
-    ]
+    kinds = tuple({type(i) for i in injected if isinstance(i, (ast.stmt, ast.expr))})
+    landed = [n for n in own(node) if isinstance(n, kinds) and any(_is(i, n) for i in injected)]
     line = landed[0].lineno if landed else None
     function = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
     names = set(bound(node, line if function else None))
@@ -123,11 +133,11 @@ def check_landing(tree: ast.Module, file: str, scope: str, injected: tuple[ast.A
             )
 
 
-def _key(node: ast.AST) -> str:
-    """Equal for equal code; of an ``if`` only the first branch counts: the old chain may follow as its ``elif``."""
-    if isinstance(node, ast.If):
-        return ast.dump(ast.If(node.test, node.body, []))
-    return ast.dump(node)
+def _is(wanted: ast.AST, node: ast.AST) -> bool:
+    """Equal code; of an ``if`` only the first branch counts: the old chain may follow as its ``elif``."""
+    if isinstance(wanted, ast.If) and isinstance(node, ast.If):
+        return same(wanted.test, node.test) and same(wanted.body, node.body)
+    return same(wanted, node)
 
 
 def _leaves_before(scope: ast.AST, line: int) -> ast.stmt | None:
@@ -166,8 +176,11 @@ def check_contract(tree: ast.Module | None, contract: Contract) -> None:
         raise ContractBroken(f"{where} is missing", evidence=[f"nearest: {n}" for n in near])
     node = found[-1][0]
     if contract.attributes:
-        have = _attributes(tree, node)
+        have = bound(node)
         lacking = [a for a in contract.attributes if a not in have]
+        if lacking:
+            have = _attributes(tree, node)
+            lacking = [a for a in lacking if a not in have]
         if lacking:
             near = difflib.get_close_matches(lacking[0], sorted(have), n=3, cutoff=0.5)
             raise ContractBroken(

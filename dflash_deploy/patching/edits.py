@@ -404,8 +404,7 @@ class AddBranchFirst:
         for at in self.before.candidates(where):
             found = syntax.tree(at.node)
             if isinstance(found, ast.If) and isinstance(at.node, cst.If) and isinstance(at.node.orelse, cst.If):
-                same_body = [ast.dump(s) for s in found.body] == [ast.dump(s) for s in wanted.body]
-                count += same_body and syntax.same(wanted.test, found.test)
+                count += syntax.same(wanted.body, found.body) and syntax.same(wanted.test, found.test)
         return count == 1
 
     def apply(self, module: cst.Module, marker: str) -> cst.Module:

@@ -18,6 +18,7 @@ import libcst as cst
 from dflash_deploy.errors import AnchorAmbiguous, AnchorMissing, ContractBroken, InvalidResult, PatchError
 from dflash_deploy.patching import syntax
 from dflash_deploy.patching.contracts import check_contract, check_landing
+from dflash_deploy.patching.hollow import Hollow, hollow, words
 from dflash_deploy.patching.patch import Contract, Patch, PatchSet, Present, State, Verdict, worst
 
 MAX_LINES_CHANGED = 64
@@ -67,7 +68,7 @@ def apply_edit(source: bytes, patch: Patch) -> bytes:
     module = syntax.parse(source, patch.file)
     if patch.edit.written(module):
         return source
-    data = rendered(_edited(module, patch), source, patch.file)
+    data = rendered(_edited(module, patch).bytes, source, patch.file)
     check_landing(compiled(data, patch.file), patch.file, patch.edit.scope, patch.edit.injected)
     return data
 
@@ -79,13 +80,12 @@ def _edited(module: cst.Module, patch: Patch) -> cst.Module:
     return changed
 
 
-def rendered(module: cst.Module, source: bytes, file: str) -> bytes:
-    """Bytes of an edited module.
+def rendered(data: bytes, source: bytes, file: str) -> bytes:
+    """The bytes of an edited module, checked.
 
     Raises:
         InvalidResult: more than edits of a few lines differ from ``source``, so the parser did not keep the rest.
     """
-    data = module.bytes
     lost = Counter(source.splitlines()) - Counter(data.splitlines())
     if lost.total() > MAX_LINES_CHANGED:
         raise InvalidResult(f"{file} does not survive the parser: {lost.total()} lines would change")
@@ -105,10 +105,23 @@ def compiled(data: bytes, file: str) -> ast.Module:
         raise InvalidResult(f"{file} would not compile", evidence=str(error)) from error
 
 
-def _present(trees: _Trees, present: Present) -> bool:
-    tree = trees(present.file)
-    if tree is None:
+def parsed(data: bytes, file: str) -> ast.Module:
+    """The syntax tree of a file.
+
+    Raises:
+        InvalidResult: not Python.
+    """
+    try:
+        return ast.parse(data, file)
+    except (SyntaxError, ValueError) as error:
+        raise InvalidResult(f"{file} cannot be parsed as Python", evidence=str(error).splitlines()[:4]) from error
+
+
+def _present(files: Mapping[str, bytes], trees: _Trees, present: Present) -> bool:
+    data = files.get(present.file)
+    if data is None or present.name.rpartition(".")[2].encode() not in data:
         return False
+    tree = trees(present.file)
     try:
         check_contract(tree, Contract(present.file, present.name))
     except ContractBroken:
@@ -128,13 +141,13 @@ def run(files: Mapping[str, bytes | None], patches: Sequence[Patch]) -> Outcome:
 
 
 def _run(files: Mapping[str, bytes | None], patches: Sequence[Patch]) -> Outcome:
-    modules: dict[str, cst.Module] = {}
-    before = _Trees({path: data for path, data in files.items() if data is not None})
-    verdicts = [_edit(files, modules, patch, before) for patch in patches]
-    now = {path: data for path, data in files.items() if data is not None}
+    here = {path: data for path, data in files.items() if data is not None}
+    before = _Trees(here)
+    works: dict[str, _Work] = {}
+    verdicts = [_edit(here, works, [p for p in patches if p.file == patch.file], patch, before) for patch in patches]
     edited = {v.file for v in verdicts if v.state is State.ABSENT}
-    now.update({path: rendered(modules[path], now[path], path) for path in edited})
-    after = _Trees(now)
+    new = {path: works[path].rendered() for path in sorted(edited)}
+    after = before.updated(new)
     for index, patch in enumerate(patches):
         if verdicts[index].state not in (State.ABSENT, State.APPLIED):
             continue
@@ -146,41 +159,84 @@ def _run(files: Mapping[str, bytes | None], patches: Sequence[Patch]) -> Outcome
                 check_contract(after(contract.file), contract)
         except (ContractBroken, InvalidResult) as error:
             verdicts[index] = _verdict(patch, State.CONFLICT, error)
-    return Outcome(tuple(verdicts), {path: now[path] for path in sorted(edited)})
+    return Outcome(tuple(verdicts), new)
 
 
 class _Trees:
-    """Syntax trees of files, parsed when first asked for."""
+    """Syntax trees of files, parsed when first asked for; files that we changed are compiled as well."""
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
         self._files = files
         self._trees: dict[str, ast.Module] = {}
+        self._changed: frozenset[str] = frozenset()
+
+    def updated(self, files: Mapping[str, bytes]) -> _Trees:
+        trees = _Trees({**self._files, **files})
+        trees._trees = {path: tree for path, tree in self._trees.items() if path not in files}
+        trees._changed = frozenset(files)
+        return trees
 
     def __call__(self, path: str) -> ast.Module | None:
         if path not in self._files:
             return None
         if path not in self._trees:
-            self._trees[path] = compiled(self._files[path], path)
+            read = compiled if path in self._changed else parsed
+            self._trees[path] = read(self._files[path], path)
         return self._trees[path]
 
 
-def _edit(files: Mapping[str, bytes | None], modules: dict[str, cst.Module], patch: Patch, before: _Trees) -> Verdict:
+class _Work:
+    """One file under the edits of one run: without what they cannot touch until one of them asks for more."""
+
+    def __init__(self, source: bytes, file: str, patches: Sequence[Patch], tree: ast.Module) -> None:
+        self.source, self.file = source, file
+        self._hollow = hollow(source, tree, words(p.edit for p in patches))
+        self.module = syntax.parse(self._hollow.source, file)
+
+    def whole(self) -> bool:
+        """Put the bodies back, for an edit that failed without them; False: they are there already."""
+        if not self._hollow.bodies:
+            return False
+        self.module = syntax.parse(self._filled(), self.file)
+        self._hollow = Hollow(self.source)
+        return True
+
+    def _filled(self) -> bytes:
+        data = self._hollow.filled(self.module.bytes)
+        if data is None:
+            raise InvalidResult(f"{self.file} does not survive the parser: a definition is lost")
+        return data
+
+    def rendered(self) -> bytes:
+        return rendered(self._filled(), self.source, self.file)
+
+
+def _edit(
+    files: Mapping[str, bytes], works: dict[str, _Work], together: Sequence[Patch], patch: Patch, before: _Trees
+) -> Verdict:
     source = files.get(patch.file)
     if source is None:
         return Verdict(patch.name, patch.file, State.CONFLICT, f"{patch.file} is not in the tree")
     try:
-        if patch.file not in modules:
-            modules[patch.file] = syntax.parse(source, patch.file)
-        module = modules[patch.file]
-        if patch.edit.written(module):
+        if patch.file not in works:
+            tree = before(patch.file)
+            assert tree is not None
+            works[patch.file] = _Work(source, patch.file, together, tree)
+        work = works[patch.file]
+        if patch.edit.written(work.module):
             return Verdict(patch.name, patch.file, State.APPLIED)
         if _carries(source, patch.marker):
             return Verdict(
                 patch.name, patch.file, State.DRIFTED, "lines that carry its marker are not what this version writes"
             )
-        if patch.superseded is not None and _present(before, patch.superseded):
+        if patch.superseded is not None and _present(files, before, patch.superseded):
             return Verdict(patch.name, patch.file, State.SUPERSEDED, f"upstream has {patch.superseded.name}")
-        modules[patch.file] = _edited(module, patch)
+        try:
+            work.module = _edited(work.module, patch)
+        except PatchError:
+            if not work.whole():
+                raise
+            work.module = _edited(work.module, patch)
     except AnchorAmbiguous as error:
         return _verdict(patch, State.AMBIGUOUS, error)
     except PatchError as error:

@@ -151,12 +151,26 @@ def could_be(node: cst.CSTNode, pattern: ast.stmt) -> bool:
             isinstance(node, cst.SimpleStatementLine)
             and len(node.body) == 1
             and isinstance(node.body[0], _SIMPLE[kind])
+            and (not isinstance(pattern, ast.AnnAssign) or may_assign(node, pattern.target))
         )
     if kind in _COMPOUND and not isinstance(node, _COMPOUND[kind]):
         return False
     if isinstance(node, (cst.FunctionDef, cst.ClassDef)):
         return node.name.value == getattr(pattern, "name", node.name.value)
     return isinstance(node, cst.BaseCompoundStatement) or kind not in _COMPOUND
+
+
+def may_assign(node: cst.CSTNode, target: ast.expr) -> bool:
+    """Whether an assignment's targets hold one of this kind and last name, seen without rendering it."""
+    if not isinstance(node, cst.SimpleStatementLine) or _wild(target):
+        return True
+    (found,) = node.body
+    targets = [t.target for t in found.targets] if isinstance(found, cst.Assign) else [getattr(found, "target", None)]
+    if isinstance(target, ast.Name):
+        return any(isinstance(t, cst.Name) and t.value == target.id for t in targets)
+    if isinstance(target, ast.Attribute):
+        return any(isinstance(t, cst.Attribute) and t.attr.value == target.attr for t in targets)
+    return True
 
 
 def code(node: cst.CSTNode) -> str:
@@ -273,6 +287,13 @@ def _show(value: object) -> str:
     return type(value).__name__ if isinstance(value, ast.AST) else repr(value)
 
 
-def same(one: ast.AST, other: ast.AST | None) -> bool:
-    """Equal syntax trees, without wildcards."""
-    return other is not None and ast.dump(one) == ast.dump(other)
+def same(one: object, other: object) -> bool:
+    """Equal syntax trees, without wildcards; positions do not count."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, ast.AST):
+        return all(same(getattr(one, f, None), getattr(other, f, None)) for f in one._fields)
+    if isinstance(one, list):
+        assert isinstance(other, list)
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other
