@@ -38,7 +38,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from dflash_deploy.errors import UsageError
 
@@ -294,10 +294,10 @@ def _with_includes(path: Path, depth: int) -> str:
 def _lookup(config: str, alias: str) -> tuple[Mapping[str, Any], frozenset[str]]:
     if not config.strip():
         return {}, frozenset()
-    from dflash_deploy.host.ssh import read_ssh_config  # paramiko takes 100 ms to import
+    from dflash_deploy.host import ssh_module  # paramiko takes 100 ms to import
 
     try:
-        return read_ssh_config(config, alias)
+        return cast("tuple[Mapping[str, Any], frozenset[str]]", ssh_module().read_ssh_config(config, alias))
     except ValueError as error:
         raise UsageError(
             "the SSH client configuration cannot be read",

@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib import resources
 from typing import Any
 
@@ -36,14 +37,16 @@ CANDIDATES = (
 )
 
 
+@cache
+def sources() -> str:
+    """The modules' text as a Python literal: [(name, text)] in import order."""
+    files = ((name, resources.files(PACKAGE).joinpath(f"{name}.py")) for name in MODULES)
+    return ascii([(f"{PACKAGE}.{name}", file.read_text(encoding="utf-8")) for name, file in files])
+
+
 def program(params: Mapping[str, Any], mark: str) -> bytes:
     """The Python program for stdin: a loader, the modules' text and the parameters."""
-    sources = []
-    for name in MODULES:
-        source = resources.files(PACKAGE).joinpath(f"{name}.py")
-        if source.is_file():
-            sources.append((f"{PACKAGE}.{name}", source.read_text(encoding="utf-8")))
-    head = f"import json\nSOURCES = {sources!a}\nPARAMS = {json.dumps(params)!a}\nMARK = {mark!a}\n"
+    head = f"import json\nSOURCES = {sources()}\nPARAMS = {json.dumps(params)!a}\nMARK = {mark!a}\n"
     return (head + LOADER).encode("ascii")
 
 

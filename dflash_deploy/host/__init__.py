@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from types import ModuleType
+from typing import TYPE_CHECKING, cast
 
 from dflash_deploy.host.base import Host
 
 if TYPE_CHECKING:
     from dflash_deploy.inventory import Target
 
-__all__ = ["Host", "connect"]
+__all__ = ["Host", "connect", "ssh_module"]
 
 
 def connect(
@@ -34,8 +36,20 @@ def connect(
         from dflash_deploy.host.local import LocalHost
 
         return LocalHost(name=target.name)
-    from dflash_deploy.host.ssh import SshHost  # paramiko takes 100 ms to import
-
-    host = SshHost(target, accept_new=accept_new, connect_timeout_s=connect_timeout_s, on_notice=on_notice)
+    host = ssh_module().SshHost(target, accept_new=accept_new, connect_timeout_s=connect_timeout_s, on_notice=on_notice)
     host.connect()
-    return host
+    return cast(Host, host)
+
+
+def ssh_module() -> ModuleType:
+    """:mod:`dflash_deploy.host.ssh`, which brings paramiko, imported in half the time: paramiko loads invoke, and with
+    it asyncio, for ``Match exec`` of an SSH configuration alone."""
+    skip = "invoke" not in sys.modules
+    if skip:
+        sys.modules["invoke"] = None  # type: ignore[assignment]  # so importing it fails, which paramiko allows
+    try:
+        from dflash_deploy.host import ssh
+    finally:
+        if skip:
+            sys.modules.pop("invoke", None)
+    return ssh

@@ -16,10 +16,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib
 import io
 import logging
 import os
 import posixpath
+import re
 import secrets
 import shlex
 import socket
@@ -140,6 +142,8 @@ class SshHost:
                 sock = paramiko.ProxyCommand(hop.proxy_command)
             else:
                 sock = socket.create_connection((hop.address, hop.port), timeout=left)
+                # Small messages wait for answers here: Nagle's algorithm would hold each back by 40 ms.
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 with contextlib.suppress(OSError, AttributeError):
                     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, PEER_SILENT_S * 1000)
         except socket.gaierror as error:
@@ -719,6 +723,8 @@ def read_ssh_config(text: str, name: str) -> tuple[dict[str, Any], frozenset[str
         ValueError: it cannot be read.
     """
     try:
+        if re.search(r"^\s*match\b.*\bexec\b", text, re.I | re.M):
+            vars(paramiko.config)["invoke"] = importlib.import_module("invoke")  # see ssh_module
         config = paramiko.SSHConfig.from_text(text)
         return dict(config.lookup(name)), frozenset(config.get_hostnames())
     except (paramiko.ConfigParseError, paramiko.CouldNotCanonicalize, ImportError, ValueError) as error:

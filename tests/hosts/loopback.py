@@ -106,7 +106,7 @@ def start_sshd(folder: Path, *, extra: str = "", port: int | None = None) -> Ssh
     config.write_text(
         f"Port {port}\nListenAddress 127.0.0.1\nHostKey {host_key}\nAuthorizedKeysFile {authorized}\nPidFile none\n"
         "StrictModes no\nUsePAM no\nPasswordAuthentication no\nKbdInteractiveAuthentication no\n"
-        f"PermitRootLogin prohibit-password\nMaxStartups 50\nSubsystem sftp internal-sftp\n{extra}\n"
+        f"PermitRootLogin prohibit-password\nMaxStartups 200\nSubsystem sftp internal-sftp\n{extra}\n"
     )
     log = folder / "sshd.log"
     with log.open("ab") as sink:
