@@ -18,7 +18,8 @@ from typing import Any
 
 from dflash_deploy.errors import CommandFailed, DflashError, HostChanged, Locked
 from dflash_deploy.host.base import Host
-from dflash_deploy.model import CopyTree, Plan, Run, Status, Step, StepOutcome, WriteFile
+from dflash_deploy.host.send import send
+from dflash_deploy.model import CopyTree, Plan, Run, Status, Step, StepOutcome, Upload, WriteFile
 
 STALE_AFTER_S = 6 * 3600.0
 """A lock this old belongs to nobody: no step takes that long."""
@@ -140,6 +141,8 @@ def _perform(step: Step, host: Host, say: Callable[[str], None]) -> StepOutcome:
         host.copy_tree(
             step.source, step.target, on_progress=lambda done, total: say(f"{done >> 10} of {total >> 10} KiB")
         )
+    elif isinstance(step, Upload):
+        send(host, step.blobs, step.folder, say)
     else:
         result = host.run(["rm", "-rf", "--", step.path], timeout_s=600)
         if not result.ok:

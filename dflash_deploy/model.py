@@ -127,7 +127,31 @@ class Remove:
         return f"remove {self.path}"
 
 
-Step = Run | WriteFile | CopyTree | Remove
+@dataclass(frozen=True)
+class Blob:
+    """A local file and what it must be when it has arrived."""
+
+    source: str
+    """Path on this side."""
+    name: str
+    """For people."""
+    sha256: str
+    size: int
+
+
+@dataclass(frozen=True)
+class Upload:
+    """Bring files into a folder of the host that keeps each under its digest; goes on where it was cut off."""
+
+    blobs: tuple[Blob, ...]
+    folder: str
+    title: str = ""
+
+    def describe(self) -> str:
+        return f"upload {len(self.blobs)} files ({sum(blob.size for blob in self.blobs)} bytes) to {self.folder}"
+
+
+Step = Run | WriteFile | CopyTree | Remove | Upload
 
 
 @dataclass(frozen=True)

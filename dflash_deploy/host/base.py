@@ -77,6 +77,27 @@ class Host(Protocol):
         """
         ...
 
+    def upload(
+        self,
+        source: str,
+        target: str,
+        *,
+        sha256: str,
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Bring one local file of any size to ``target``, which appears whole, by rename, and only with that digest.
+        What an earlier attempt brought (``target`` + ``.part``) is not sent again.
+
+        Args:
+            sha256: of the whole file, in hex.
+            on_progress: called as ``on_progress(bytes_done, bytes_total)``.
+
+        Raises:
+            CommandFailed: what arrived has another digest (it is removed), or the host cannot take it.
+            ConnectionLost: the connection broke; the next attempt goes on from there.
+        """
+        ...
+
     def forward(self, remote_port: int, remote_host: str = "127.0.0.1") -> AbstractContextManager[int]:
         """A local port, open while in the context, that leads to ``remote_host:remote_port`` as seen from the host."""
         ...

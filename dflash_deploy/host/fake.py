@@ -4,13 +4,14 @@ success."""
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import posixpath
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from dflash_deploy.errors import CommandFailed, CommandTimeout
-from dflash_deploy.host.streams import Collector, check_command
+from dflash_deploy.host.streams import Collector, check_command, wrong_digest
 from dflash_deploy.model import Result
 
 
@@ -125,6 +126,16 @@ class FakeHost:
             done += path.stat().st_size
             if on_progress is not None:
                 on_progress(done, total)
+
+    def upload(
+        self, source: str, target: str, *, sha256: str, on_progress: Callable[[int, int], None] | None = None
+    ) -> None:
+        data = Path(source).read_bytes()
+        if hashlib.sha256(data).hexdigest() != sha256:
+            raise wrong_digest(self.name, source, sha256, hashlib.sha256(data).hexdigest())
+        self.write(target, data)
+        if on_progress is not None:
+            on_progress(len(data), len(data))
 
     @contextlib.contextmanager
     def forward(self, remote_port: int, remote_host: str = "127.0.0.1") -> Iterator[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import shutil
 import signal
@@ -24,6 +25,7 @@ from dflash_deploy.host.streams import (
     Stream,
     check_command,
     serve_port,
+    wrong_digest,
 )
 from dflash_deploy.model import Result
 
@@ -177,6 +179,36 @@ class LocalHost:
             if old.is_symlink() or old.is_file():
                 old.unlink()
             shutil.rmtree(old, ignore_errors=True)
+
+    def upload(
+        self, source: str, target: str, *, sha256: str, on_progress: Callable[[int, int], None] | None = None
+    ) -> None:
+        goal = Path(target)
+        part = goal.with_name(goal.name + ".part")
+        try:
+            goal.parent.mkdir(parents=True, exist_ok=True)
+            part.unlink(missing_ok=True)
+            try:
+                part.hardlink_to(source)  # the same bytes, at no cost
+            except OSError:
+                shutil.copyfile(source, part)
+            with part.open("rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+            if found != sha256:
+                part.unlink()
+                raise wrong_digest(self.name, source, sha256, found)
+            part.replace(goal)
+            # Two links to one file are not renamed over each other.
+            part.unlink(missing_ok=True)
+            size = goal.stat().st_size
+        except OSError as error:
+            raise CommandFailed(
+                f"{self.name}: cannot write {target}",
+                evidence=str(error),
+                hint=f"check the owner of and the space in {goal.parent}",
+            ) from error
+        if on_progress is not None:
+            on_progress(size, size)
 
     @contextlib.contextmanager
     def forward(self, remote_port: int, remote_host: str = "127.0.0.1") -> Iterator[int]:

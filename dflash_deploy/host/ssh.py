@@ -45,7 +45,7 @@ from dflash_deploy.errors import (
     HostKeyError,
 )
 from dflash_deploy.host.known_hosts import fingerprint, known_keys, lookup_name, record
-from dflash_deploy.host.streams import SILENCE_S, Collector, Stream, check_command, serve_port
+from dflash_deploy.host.streams import SILENCE_S, Collector, Stream, check_command, serve_port, wrong_digest
 from dflash_deploy.inventory import Target
 from dflash_deploy.model import Result
 
@@ -520,6 +520,42 @@ class SshHost:
                 hint=f"check the owner of and the space in {posixpath.dirname(target)}",
             )
 
+    def upload(
+        self, source: str, target: str, *, sha256: str, on_progress: Callable[[int, int], None] | None = None
+    ) -> None:
+        part, total = target + ".part", Path(source).stat().st_size
+        for attempt in (1, 2):
+            begin = self._run(("sh", "-c", _PART, "sh", part, str(total)), (), None, 60.0, None)
+            if not begin.ok:
+                raise self._not_taken(source, target, begin.err)
+            offset = int(begin.out)
+            result = self._run(
+                ("sh", "-c", 'cat >>"$1" && sha256sum <"$1"', "sh", part),
+                _rest(source, offset, total, on_progress),
+                None,
+                6 * 3600.0,
+                None,
+            )
+            if not result.ok:
+                raise self._not_taken(source, target, result.err)
+            found = (result.out.split() or [""])[0]
+            if found == sha256:
+                moved = self._run(("mv", "-f", part, target), (), None, 60.0, None)
+                if not moved.ok:
+                    raise self._not_taken(source, target, moved.err)
+                return
+            self._run(("rm", "-f", part), (), None, 60.0, None)
+            # What an earlier attempt left was perhaps of another file.
+            if attempt == 2 or not offset:
+                raise wrong_digest(self.name, source, sha256, found)
+
+    def _not_taken(self, source: str, target: str, err: str) -> CommandFailed:
+        return CommandFailed(
+            f"{self.name}: cannot upload {posixpath.basename(source)}",
+            evidence=err.strip().splitlines()[-3:],
+            hint=f"check the owner of and the space in {posixpath.dirname(target)}",
+        )
+
     # streams
 
     @contextlib.contextmanager
@@ -647,6 +683,29 @@ def _tar(root: Path, files: Sequence[Path], on_progress: Callable[[int, int], No
                     on_progress(done, total)
         yield b"\0" * (left + -info.size % 512)
     yield b"\0" * 1024
+
+
+_PART = """set -eu
+mkdir -p "$(dirname "$1")"
+[ -f "$1" ] || : >"$1"
+size=$(wc -c <"$1")
+if [ "$size" -gt "$2" ]; then : >"$1"; size=0; fi
+echo "$size"
+"""
+"""How much of a file is there already; makes it writable, and its folder."""
+
+
+def _rest(source: str, offset: int, total: int, on_progress: Callable[[int, int], None] | None) -> Iterator[bytes]:
+    """The bytes of a file from an offset on."""
+    with Path(source).open("rb") as file:
+        file.seek(offset)
+        if on_progress is not None:
+            on_progress(offset, total)
+        while chunk := file.read(1 << 18):
+            yield chunk
+            offset += len(chunk)
+            if on_progress is not None:
+                on_progress(offset, total)
 
 
 def _feed(channel: Any, feed: Iterable[bytes]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import posixpath
 import queue
 import re
 import select
@@ -12,6 +13,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
+
+from dflash_deploy.errors import CommandFailed
 
 EXIT_NOT_EXECUTABLE = 126
 EXIT_NOT_FOUND = 127
@@ -37,6 +40,15 @@ def check_command(argv: Sequence[str], env: Mapping[str, str] | None) -> tuple[s
         if not _ENV_NAME.match(name):
             raise ValueError(f"not a variable name: {name!r}")
     return tuple(argv)
+
+
+def wrong_digest(host: str, source: str, wanted: str, found: str) -> CommandFailed:
+    """An upload that is not what was sent."""
+    return CommandFailed(
+        f"{host}: {posixpath.basename(source)} has a wrong hash",
+        evidence=[f"wanted sha256 {wanted}", f"arrived with {found or 'none'}"],
+        hint="the file here is damaged, or the disk there is; what arrived was removed",
+    )
 
 
 class Collector:

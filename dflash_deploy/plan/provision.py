@@ -18,6 +18,7 @@ from dflash_deploy.errors import Incompatible, UsageError
 from dflash_deploy.facts import Facts
 from dflash_deploy.model import CopyTree, Plan, Remove, Run, Step, WriteFile
 from dflash_deploy.settings import Settings
+from dflash_deploy.wheelhouse.house import House
 
 INSTALL_TIMEOUT_S = 3 * 3600.0
 IMPORT_TIMEOUT_S = 600.0
@@ -107,8 +108,18 @@ def unmet(stack: Stack, packages: Mapping[str, str]) -> list[str]:
     return missing
 
 
-def plan_provision(settings: Settings, facts: Facts, venv: VenvState) -> Plan:
+def plan_provision(
+    settings: Settings,
+    facts: Facts,
+    venv: VenvState,
+    house: House | None = None,
+    cached: Mapping[str, int] | None = None,
+) -> Plan:
     """Steps that bring the venv to the stack; none when its stamp and its packages say that it is there.
+
+    Args:
+        house: install from these wheels and ask no index.
+        cached: digest → size of what the host's cache of wheels holds.
 
     Raises:
         Incompatible: no Python that fits and no uv, or not enough disk space; every reason at once.
@@ -123,21 +134,31 @@ def plan_provision(settings: Settings, facts: Facts, venv: VenvState) -> Plan:
         return Plan("provision", (), f"{stack.name} is installed in {settings.venv}")
     problems = []
     steps: list[Step] = []
+    if house is not None:
+        from dflash_deploy.plan.offline import offline_steps, unfitting
+
+        problems += unfitting(house, stack, facts)
+        # Its wheels are for one Python.
+        low = high = house.target.python
+        fits = venv.python is not None and venv.python[:2] == low
     if not fits:
         if venv.exists:
             if not posixpath.normpath(settings.venv).startswith(posixpath.normpath(settings.root) + "/"):
                 raise UsageError(
-                    f"{settings.venv} is there and holds no Python {_span(stack)} that starts",
+                    f"{settings.venv} is there and holds no Python {_span(low, high)} that starts",
                     hint="name another folder with --venv, or move this one away",
                 )
             steps.append(Remove(settings.venv, title=f"remove the venv that no longer works ({settings.venv})"))
-        command, env = _make_venv(settings, facts)
+        command, env = _make_venv(settings, facts, low, high, offline=house is not None)
         if not command:
             seen = ", ".join(".".join(map(str, python.version)) for python in facts.pythons) or "none"
-            problems.append(f"needs Python {_span(stack)} with its venv module, or uv; the host has {seen}")
+            or_uv = "" if house is not None else ", or uv"
+            problems.append(f"needs Python {_span(low, high)} with its venv module{or_uv}; the host has {seen}")
         else:
             steps.append(Run(alone(settings, command), title=f"make the venv {settings.venv}", env=env, timeout_s=600))
     need = _space(stack, missing)
+    if need and house is not None:
+        need += sum(wheel.size for wheel in house.wheels if wheel.sha256 not in (cached or {})) >> 20
     free = _free(facts, settings.venv)
     if free is not None and need and free < need + SPARE_MIB:
         problems.append(f"needs {need + SPARE_MIB} MiB at {settings.venv}, {free} MiB are free")
@@ -147,7 +168,7 @@ def plan_provision(settings: Settings, facts: Facts, venv: VenvState) -> Plan:
             evidence=problems,
             hint="install Python's venv module (Debian: python3-venv) or uv, free disk space, or choose another --root",
         )
-    steps += _install(settings, facts)
+    steps += offline_steps(settings, facts, house, cached or {}) if house is not None else _install(settings, facts)
     steps.append(verify_imports(settings))
     stamp = {"stack": stack.name, "pins": wanted}
     steps.append(
@@ -222,10 +243,11 @@ def verify_imports(settings: Settings) -> Run:
     )
 
 
-def _make_venv(settings: Settings, facts: Facts) -> tuple[tuple[str, ...], dict[str, str]]:
-    low, high = settings.stack.python
+def _make_venv(
+    settings: Settings, facts: Facts, low: tuple[int, int], high: tuple[int, int], *, offline: bool
+) -> tuple[tuple[str, ...], dict[str, str]]:
     fitting = [python for python in facts.pythons if low <= python.version[:2] <= high]
-    if facts.uv:
+    if facts.uv and (fitting or not offline):
         version = fitting[0].path if fitting else f"{high[0]}.{high[1]}"
         return (facts.uv, "venv", "--python", version, settings.venv), {}
     # The system's own outlives anybody's home folder; of several the newest.
@@ -299,6 +321,6 @@ def _free(facts: Facts, path: str) -> int | None:
         path = parent
 
 
-def _span(stack: Stack) -> str:
-    (a, b), (c, d) = stack.python
-    return f"{a}.{b} to {c}.{d}"
+def _span(low: tuple[int, int], high: tuple[int, int]) -> str:
+    first, last = f"{low[0]}.{low[1]}", f"{high[0]}.{high[1]}"
+    return first if first == last else f"{first} to {last}"
