@@ -69,6 +69,7 @@ _OPTION_KEYS: dict[str, tuple[type, ...]] = {
     "env_file": (str,),
     "python": (str,),
     "index_url": (str,),
+    "wheelhouse": (str,),
 }
 _RESERVED = ("defaults", "groups", "local")
 _ADDRESS = re.compile(r"(?:(?P<user>[^@\s]+)@)?(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^@:\s/]+)(?::(?P<port>\d{1,5}))?\Z")

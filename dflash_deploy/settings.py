@@ -193,7 +193,7 @@ def effective(
         return default
 
     named = pick("stack", None, "facts")
-    stack = _stack(named, facts)
+    stack = find_stack(named, facts)
     root = _absolute(str(pick("root", "~/.local/share/dflash-deploy")), facts.home)
     venv = _absolute(str(pick("venv", posixpath.join(root, "venv"))), facts.home)
     pair = posixpath.join(root, "models", "tiny-pair")
@@ -261,7 +261,13 @@ def choose_mode(facts: Facts) -> Mode:
     return Mode.SUPERVISOR
 
 
-def _stack(named: str | None, facts: Facts) -> Stack:
+def find_stack(named: str | None, facts: Facts) -> Stack:
+    """The stack of that name; without a name the best that fits.
+
+    Raises:
+        UsageError: no such stack.
+        Incompatible: none was named and none fits.
+    """
     if named is not None:
         # "cpu" says enough where one stack has that device.
         if named == "cpu":

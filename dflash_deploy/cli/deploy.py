@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from dflash_deploy.cli.common import HostArgument, JsonOption, emit_json
-from dflash_deploy.cli.options import BreakLock, Wanted, spread
+from dflash_deploy.cli.options import BreakLock, Installed, Wanted, spread
 from dflash_deploy.errors import CHANGES_PENDING
 
 # Imports are inside the commands: --help must not pay for them.
@@ -19,7 +19,7 @@ def register(app: typer.Typer) -> None:
 
 def provision(
     host: HostArgument,
-    wanted: Wanted,
+    wanted: Installed,
     break_lock: BreakLock = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -57,7 +57,7 @@ def launch(
 
 def plan(
     host: HostArgument,
-    wanted: Wanted,
+    wanted: Installed,
     as_json: JsonOption = False,
 ) -> None:
     """Show every step that ``up`` would take. Changes nothing; exits 10 when something would change."""
@@ -106,7 +106,7 @@ def plan(
 
 def up(
     host: HostArgument,
-    wanted: Wanted,
+    wanted: Installed,
     break_lock: BreakLock = False,
     as_json: JsonOption = False,
 ) -> None:

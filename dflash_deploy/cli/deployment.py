@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dflash_deploy.patching.judge import TreeState
     from dflash_deploy.patching.manifest import Manifest
     from dflash_deploy.settings import Settings
+    from dflash_deploy.wheelhouse import House
 
 DEFAULT_ROOT = "~/.local/share/dflash-deploy"
 
@@ -38,6 +39,8 @@ class Deployment:
     settings: Settings
     uploads: Mapping[str, str]
     """Path on the host → folder on this side, for models that exist here only."""
+    house: House | None = None
+    """Wheels to install from, instead of an index."""
 
     @property
     def journal(self) -> Journal:
@@ -62,7 +65,19 @@ class Deployment:
         script = 'test -x "$1" || exit 0; exec "$1" -I -c "$2"'
         inspected = self.host.run(["/bin/sh", "-c", script, "sh", settings.python, INSPECT], timeout_s=120)
         state = VenvState.of(exists, inspected.out, self.host.read(settings.stamp) if exists else None)
-        return plan_provision(settings, self.facts, state)
+        if self.house is None:
+            return plan_provision(settings, self.facts, state)
+        from dflash_deploy.plan.offline import cache_folder, to_upload
+        from dflash_deploy.wheelhouse.cache import cached
+        from dflash_deploy.wheelhouse.check import refuse_damaged
+
+        held = cached(self.host, cache_folder(settings))
+        planned = plan_provision(settings, self.facts, state, self.house, held)
+        if not planned.empty:
+            # What is to travel is looked at before anything changes.
+            names = {blob.name for blob in to_upload(self.house, held)}
+            refuse_damaged(self.house, [wheel for wheel in self.house.wheels if wheel.file in names])
+        return planned
 
     def models_plan(self) -> Plan:
         """Which models still have to travel."""
@@ -143,8 +158,11 @@ def deployment(name: str, options: Mapping[str, Any], *, serving: bool = True) -
     from dflash_deploy.host import connect
     from dflash_deploy.inventory import resolve
     from dflash_deploy.settings import effective
+    from dflash_deploy.wheelhouse.house import read_house
 
     target = resolve(name, inventory=options.get("inventory"))
+    folder = options.get("wheelhouse") or target.options.get("wheelhouse")
+    house = read_house(str(folder)) if folder else None
     host = connect(target, accept_new=bool(options.get("accept_new")) or target.accept_new, on_notice=talk)
     try:
         entry = dict(target.options)
@@ -156,7 +174,7 @@ def deployment(name: str, options: Mapping[str, Any], *, serving: bool = True) -
         facts = gather(host, paths=places, discover=False)
         settings = effective(target.name, facts, options=options, entry=entry, serving=serving)
         settings, uploads = _place_models(host, settings) if serving else (settings, {})
-        yield Deployment(host, facts, settings, uploads)
+        yield Deployment(host, facts, settings, uploads, house)
     finally:
         host.close()
 

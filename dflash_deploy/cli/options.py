@@ -72,6 +72,16 @@ class Wanted(Place):
     ] = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Installed(Wanted):
+    """What is to be served there, and where its packages come from."""
+
+    wheelhouse: Annotated[
+        str | None,
+        typer.Option("--wheelhouse", metavar="DIR", help="Install from this folder of wheels; ask no index."),
+    ] = None
+
+
 def spread(command: Callable[..., None]) -> Callable[..., None]:
     """The command as typer is to see it: each field of its option types an option of its own."""
     hints = get_type_hints(command, include_extras=True)

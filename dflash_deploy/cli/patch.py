@@ -123,6 +123,8 @@ def choose_sets(
         raise UnsupportedVersion(
             f"cannot tell which release of {PACKAGE} lies in {facts.site}", hint="install the release as a wheel"
         )
+    if names is not None and not names:  # a stack without patches
+        return facts.site, []
     wanted = list(names or ())
     if not wanted and applied and facts.manifest is not None:
         wanted = list(facts.manifest.sets)

@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 
 from dflash_deploy.audit.stacks import Stack
 from dflash_deploy.errors import Incompatible, UsageError
-from dflash_deploy.facts import Facts
+from dflash_deploy.facts import Facts, PythonInterpreter
 from dflash_deploy.model import CopyTree, Plan, Remove, Run, Step, WriteFile
 from dflash_deploy.settings import Settings
 from dflash_deploy.wheelhouse.house import House
@@ -250,15 +250,19 @@ def _make_venv(
     if facts.uv and (fitting or not offline):
         version = fitting[0].path if fitting else f"{high[0]}.{high[1]}"
         return (facts.uv, "venv", "--python", version, settings.venv), {}
+    best = chosen_python(facts, low, high)
+    return ((best.path, "-m", "venv", settings.venv), {}) if best is not None else ((), {})
+
+
+def chosen_python(facts: Facts, low: tuple[int, int], high: tuple[int, int]) -> PythonInterpreter | None:
+    """The host's interpreter that a venv is made from; None when none of those versions can make one."""
     # The system's own outlives anybody's home folder; of several the newest.
-    usable = sorted(
-        (python for python in fitting if python.has_venv),
+    usable = [python for python in facts.pythons if low <= python.version[:2] <= high and python.has_venv]
+    return max(
+        usable,
         key=lambda python: (python.path.startswith(("/usr/bin/", "/usr/local/bin/")), python.version),
-        reverse=True,
+        default=None,
     )
-    if not usable:
-        return (), {}
-    return (usable[0].path, "-m", "venv", settings.venv), {}
 
 
 def _install(settings: Settings, facts: Facts) -> list[Step]:

@@ -16,11 +16,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from dflash_deploy.audit.stacks import Stack
-from dflash_deploy.errors import CommandFailed, UsageError
+from dflash_deploy.audit.stacks import Stack, dotted
+from dflash_deploy.errors import CommandFailed, Incompatible, UsageError
+from dflash_deploy.facts import Facts
+from dflash_deploy.facts.parse import version_tuple
 from dflash_deploy.host.base import Host
 from dflash_deploy.plan.constraints import constraints, torch_pins
-from dflash_deploy.plan.provision import pins_digest
+from dflash_deploy.plan.provision import chosen_python, pins_digest
 from dflash_deploy.wheelhouse.check import check
 from dflash_deploy.wheelhouse.closure import lacking, requires
 from dflash_deploy.wheelhouse.house import MANIFEST, House, Wheel, WheelTarget, file_sha256
@@ -115,6 +117,38 @@ def build(here: Host, stack: Stack, target: WheelTarget, out: Path, say: Say) ->
             stale.unlink()
     _write(out / MANIFEST, json.dumps(house.to_json(), indent=1) + "\n")
     return house
+
+
+def target_for(stack: Stack, facts: Facts, python: str = "") -> WheelTarget:
+    """What the wheels are to run on.
+
+    Args:
+        facts: of the host; without any, what the stack asks for at least, and this Python where it fits.
+        python: ``3.12`` wins over both.
+
+    Raises:
+        UsageError: not a Python of this stack.
+        Incompatible: the host has no Python of this stack that can make a venv.
+    """
+    low, high = stack.python
+    if python:
+        found = version_tuple(python) or ()
+        if len(found) != 2 or not low <= (found[0], found[1]) <= high:
+            raise UsageError(f"{stack.name} runs on Python {dotted(low)} to {dotted(high)}, not {python!r}")
+        chosen = (found[0], found[1])
+    elif facts.pythons:
+        there = chosen_python(facts, low, high)
+        if there is None:
+            raise Incompatible(
+                f"{facts.host} has no Python {dotted(low)} to {dotted(high)} with its venv module",
+                evidence=[f"{each.path} {dotted(each.version)}" for each in facts.pythons],
+                hint="install one there (Debian: python3-venv), or name the one that will be there with --python",
+            )
+        chosen = there.version[:2]
+    else:
+        here = sys.version_info[:2]
+        chosen = here if low <= here <= high else high
+    return WheelTarget(chosen, facts.arch or stack.arch[0], facts.glibc or stack.min_glibc)
 
 
 class _Tool:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from dflash_deploy.audit.stacks import get_stack
+from dflash_deploy.audit.stacks import dotted, get_stack
 from dflash_deploy.errors import DflashError, UsageError
 from dflash_deploy.wheelhouse.closure import lacking, requires, unfit
 from dflash_deploy.wheelhouse.house import House, Wheel, file_sha256
@@ -36,8 +36,8 @@ def check(house: House, on_progress: Callable[[int, int], None] | None = None) -
                 needs[wheel.file] = requires(house.path(wheel))
             except ValueError as error:
                 problems.append(f"{wheel.file}: no wheel: {error}")
-    problems += [f"{file}: does not run on Python {house.target.dotted}, {house.target.arch}, glibc "
-                 f"{house.target.glibc[0]}.{house.target.glibc[1]}" for file in unfit(house.wheels, house.target)]  # fmt: skip
+    where = f"Python {house.target.dotted}, {house.target.arch}, glibc {dotted(house.target.glibc)}"
+    problems += [f"{file}: does not run on {where}" for file in unfit(house.wheels, house.target)]
     try:
         stack = get_stack(house.stack)
     except DflashError:
@@ -56,7 +56,7 @@ def check(house: House, on_progress: Callable[[int, int], None] | None = None) -
 def damaged(
     house: House, wheels: Sequence[Wheel], on_progress: Callable[[int, int], None] | None = None
 ) -> tuple[list[str], int]:
-    """Files that are missing, truncated or changed, one line each with the file's name; and the bytes that were read."""
+    """Files that are missing, truncated or changed, one line each with the file's name; and the bytes read."""
     total, done = sum(wheel.size for wheel in wheels), 0
 
     def look(wheel: Wheel) -> tuple[int, str]:

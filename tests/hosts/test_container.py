@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +13,7 @@ from dflash_deploy.errors import HostError
 from dflash_deploy.host import connect
 from dflash_deploy.inventory import resolve
 from tests.conftest import BootHost
+from tests.hosts.network import networks
 
 pytestmark = pytest.mark.host
 
@@ -65,28 +63,8 @@ def test_reboot(test_host: BootHost) -> None:
 @pytest.fixture
 def network() -> Iterator[tuple[str, str]]:
     """A network namespace with a veth pair; gives its name and the address inside."""
-    if os.geteuid() != 0 or shutil.which("ip") is None:
-        pytest.skip("a network namespace needs root and iproute2")
-    name = f"dfl{os.getpid() % 100000}"
-    here, there = "10.213.77.1", "10.213.77.2"
-    steps = [
-        ["ip", "netns", "add", name],
-        ["ip", "link", "add", f"v{name}", "type", "veth", "peer", "name", "host0", "netns", name],
-        ["ip", "addr", "add", f"{here}/30", "dev", f"v{name}"],
-        ["ip", "link", "set", f"v{name}", "up"],
-        ["ip", "-n", name, "addr", "add", f"{there}/30", "dev", "host0"],
-        ["ip", "-n", name, "link", "set", "host0", "up"],
-        ["ip", "-n", name, "link", "set", "lo", "up"],
-    ]
-    try:
-        for step in steps:
-            done = subprocess.run(step, capture_output=True, text=True)
-            if done.returncode != 0:
-                pytest.skip(f"no network namespace: {done.stderr.strip()}")
-        yield name, there
-    finally:
-        subprocess.run(["ip", "link", "del", f"v{name}"], capture_output=True)
-        subprocess.run(["ip", "netns", "del", name], capture_output=True)
+    with networks(1) as found:
+        yield found[0].name, found[0].address
 
 
 def test_a_network_of_its_own(network: tuple[str, str], test_host: BootHost) -> None:
