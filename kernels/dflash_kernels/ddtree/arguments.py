@@ -1,8 +1,9 @@
-"""What ``--speculative-algorithm DDTREE`` does to SGLang's server arguments (0.5.16)."""
+"""What ``--speculative-algorithm DDTREE`` does to SGLang's server arguments."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any
 
 from .shape import TreeShape, default_topk
 
@@ -16,17 +17,28 @@ SUPPORTED_BACKENDS = ("triton",)
 
 
 def handle_server_args(server_args: ServerArgs) -> None:
+    """SGLang 0.5.16: the arguments are read and assigned on ``server_args`` itself."""
+    from sglang.srt.arg_groups.overrides import attention_backends_of, resolved_view
+    from sglang.srt.arg_groups.speculative_hook import _handle_dflash
+
+    tree_arguments(
+        server_args,
+        lambda: _handle_dflash(server_args),
+        lambda: attention_backends_of(resolved_view(server_args)),
+    )
+
+
+def tree_arguments(
+    server_args: Any, handle_dflash: Callable[[], None], attention_backends: Callable[[], Collection[str | None]]
+) -> None:
     """Let DFLASH's own handler do its part with the block size, then put the tree's numbers where the server reads them.
 
-    Afterwards ``speculative_num_draft_tokens`` is Q, ``speculative_dflash_block_size`` is F and
-    ``speculative_ddtree_topk`` is K.
+    ``server_args``: anything with the server arguments as attributes to read and to set. Afterwards
+    ``speculative_num_draft_tokens`` is Q, ``speculative_dflash_block_size`` is F and ``speculative_ddtree_topk`` is K.
 
     Raises:
         ValueError: an argument that DDTREE cannot serve, named.
     """
-    from sglang.srt.arg_groups.overrides import attention_backends_of, resolved_view
-    from sglang.srt.arg_groups.speculative_hook import _handle_dflash
-
     if server_args.tp_size != 1:
         raise ValueError(
             f"DDTREE drafts on one rank so far; --tp-size is {server_args.tp_size}. Use DFLASH, or --tp-size 1"
@@ -44,11 +56,11 @@ def handle_server_args(server_args: ServerArgs) -> None:
     if nodes is None:
         nodes = DEFAULT_NODES.get(server_args.device, DEFAULT_NODES_GPU)
     server_args.speculative_num_draft_tokens = None
-    _handle_dflash(server_args)
+    handle_dflash()
     block = int(server_args.speculative_num_draft_tokens)
     topk = server_args.speculative_ddtree_topk
     shape = TreeShape(block=block, nodes=int(nodes), topk=int(default_topk(int(nodes)) if topk is None else topk))
-    backends = set(attention_backends_of(resolved_view(server_args)))
+    backends = set(attention_backends())
     if backends <= {None}:
         server_args.attention_backend = SUPPORTED_BACKENDS[0]
     for name in backends - {None}:

@@ -1,14 +1,19 @@
-"""The DDTREE worker for SGLang 0.5.16: a DFLASH drafter, a tree instead of a chain, one verify pass.
+"""The DDTREE worker: a DFLASH drafter, a tree instead of a chain, one verify pass. As it stands, for SGLang 0.5.16.
 
 Step (arXiv 2604.12989, section 3): draft a block of F tokens in one pass; keep the K best tokens of each depth; grow the
 tree of the Q most probable prefixes; let the target see every node once under the tree's mask; follow the target's own
 choices from the root; move the accepted path's KV to the front; hand its hidden states to the drafter.
+
+What another generation of SGLang's DFLASH worker has otherwise is in the methods under "Seams", which an adapter
+(``worker_0_5_23``) overrides; the step itself is here alone.
 """
 
 from __future__ import annotations
 
 import copy
 import logging
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +70,7 @@ def _touches_logits(sampling: Any) -> bool:
         or getattr(sampling, "acc_linear_penalties", None) is not None
         or (penalizer is not None and bool(penalizer.is_required))
         or getattr(sampling, "vocab_mask", None) is not None
+        or getattr(sampling, "grammar_mask", None) is not None
         or getattr(sampling, "logit_bias", None) is not None
     )
 
@@ -84,27 +90,28 @@ def _refuse_unproven(model_runner: Any) -> None:
         raise RuntimeError(f"DDTREE does not serve targets with sliding-window attention (window {window}); use DFLASH")
 
 
+def shape_of(speculative: Any) -> TreeShape:
+    """The step's sizes from what ``handle_server_args`` left in the server's speculative arguments."""
+    return TreeShape(
+        block=int(speculative.speculative_dflash_block_size),
+        nodes=int(speculative.speculative_num_draft_tokens),
+        topk=int(speculative.speculative_ddtree_topk),
+    )
+
+
 class DDTreeWorker(DFlashWorkerV2):
     """Drafts like DFLASH, verifies a tree. Prefill and everything around a decode step are DFLASH's own."""
 
     def __init__(self, server_args: ServerArgs, **kwargs: Any) -> None:
-        self.shape = TreeShape(
-            block=int(server_args.speculative_dflash_block_size),
-            nodes=int(server_args.speculative_num_draft_tokens),
-            topk=int(server_args.speculative_ddtree_topk),
-        )
-        # The drafter's runner and its attention backend must see F where the server's arguments say Q.
-        draft_args = copy.deepcopy(server_args)
-        draft_args.override(
-            "ddtree.draft", speculative_num_draft_tokens=self.shape.block, speculative_ddtree_budget=self.shape.block
-        )
-        super().__init__(server_args=draft_args, **kwargs)
+        self.shape = shape_of(self._speculative(server_args))
+        with self._as_drafter(server_args) as draft_args:
+            super().__init__(server_args=draft_args, **kwargs)
         self.server_args = server_args
         self._buffers: _StepBuffers | None = None
         self._head = DraftHead(self.target_worker.model_runner.model, self.shape)
         self._mover = AcceptedMover(self.target_worker.model_runner)
         self._tails: GraphTails | None = None
-        if self.ps.tp_rank == 0:
+        if self._rank() == 0:
             logger.info(
                 "DDTREE ready: draft block %d, tree of %d nodes, top-%d per depth.",
                 self.shape.block,
@@ -121,7 +128,7 @@ class DDTreeWorker(DFlashWorkerV2):
         super().init_attention_backends()
         _refuse_unproven(self.target_worker.model_runner)
         self._mover.bind()
-        decode = self.server_args.cuda_graph_config.decode
+        decode = self._graph_config().decode
         if decode.backend == Backend.DISABLED:
             return
         self._tails = GraphTails(self.shape, self._head, max(decode.bs), self.device)
@@ -153,14 +160,17 @@ class DDTreeWorker(DFlashWorkerV2):
             b.block_ids[:bs], b.block_positions[:bs], b.draft_slots[:bs], b.slots[:bs], b.seq_lens_cpu[:bs]
         )
 
-    def forward_batch_generation(self, batch: ScheduleBatch, on_publish: Any = None) -> GenerationBatchResult:
+    def forward_batch_generation(
+        self, batch: ScheduleBatch, on_publish: Any = None, **later: Any
+    ) -> GenerationBatchResult:
         """Prefill and idle steps are DFLASH's; a decode step drafts, verifies and commits a tree.
 
+        ``later``: what later releases pass on to DFLASH; a tree serves no grammar and no pipeline, so it needs none of it.
         Result: ``next_token_ids`` [bs * F], each request's accepted tokens in front; ``accept_lens`` [bs], bonus included.
         """
         decode = not (batch.forward_mode.is_extend() or batch.is_extend_in_batch or batch.forward_mode.is_idle())
         if not decode or batch.spec_info is None:
-            return super().forward_batch_generation(batch, on_publish)
+            return super().forward_batch_generation(batch, on_publish, **later)
         if not isinstance(batch.spec_info, DFlashDraftInputV2):
             raise RuntimeError(
                 f"DDTREE expects DFLASH's draft state on the batch, got {type(batch.spec_info).__name__}"
@@ -234,18 +244,12 @@ class DDTreeWorker(DFlashWorkerV2):
     ) -> tuple[Tree, Tensor, bool]:
         """One drafter pass over the block: the tree, its positions int64 [bs, Q], whether they are the graph's own buffers."""
         bs, block = step.block_ids.shape
-        embed = self.target_worker.model_runner.model.get_input_embeddings()
-        embeds = embed(step.block_ids)
+        embeds = self._embed(step.block_ids)
         prefix = batch.seq_lens
         host = step.seq_lens_cpu
         if self.use_compact_draft_cache:
             draft_lens = self._compute_compact_draft_seq_lens(prefix)
-            self._fill_compact_seq_lens_cpu_bound(
-                batch_seq_lens_cpu=batch.seq_lens_cpu,
-                reserved_seq_lens_cpu=draft_input.reserved_seq_lens_cpu,
-                draft_prefix_lens=draft_lens,
-                out=host,
-            )
+            self._compact_bound(batch, draft_input, draft_lens, host)
             self._ensure_draft_block_buffers(bs)
             self._rebuild_compact_draft_cache(
                 req_pool_indices=batch.req_pool_indices,
@@ -273,7 +277,8 @@ class DDTreeWorker(DFlashWorkerV2):
             spec_info=self._draft_block_spec_info,
             capture_hidden_mode=CaptureHiddenMode.NULL,
         )
-        with torch.inference_mode():
+        self._bind_draft(forward_batch)
+        with torch.inference_mode(), self._draft_ranks():
             out = self.draft_model_runner.forward(forward_batch)
             if out.can_run_graph and self._tails is not None and self._tails.drafts:
                 return *self._tails.tree(bs), True
@@ -291,9 +296,8 @@ class DDTreeWorker(DFlashWorkerV2):
         """
         if batch.seq_lens_cpu is not None:
             return batch.seq_lens_cpu + width
-        if draft_input.reserved_seq_lens_cpu is not None:
-            return draft_input.reserved_seq_lens_cpu
-        return batch.seq_lens.cpu() + width
+        reserved = self._reserved(draft_input)
+        return batch.seq_lens.cpu() + width if reserved is None else reserved
 
     def _verify(
         self,
@@ -336,10 +340,6 @@ class DDTreeWorker(DFlashWorkerV2):
             tree_mask_full(tree, prefix, buffer)
         return buffer
 
-    def _mask_buffer(self) -> Tensor | None:
-        buffer: Tensor | None = self.target_worker.model_runner.attn_backend.get_verify_buffers_to_fill_after_draft()[0]
-        return buffer
-
     def _accept(self, batch: ScheduleBatch, tree: Tree, logits: Tensor) -> Accepted:
         """Walk the tree along the target's own choices: its arg-max, or its samples when a request samples."""
         sampling = batch.sampling_info
@@ -366,3 +366,56 @@ class DDTreeWorker(DFlashWorkerV2):
             depths,
             filtered=sampling.need_top_k_sampling or sampling.need_top_p_sampling or sampling.need_min_p_sampling,
         )
+
+    # Seams
+
+    def _speculative(self, server_args: ServerArgs) -> Any:
+        """Where the resolved speculative arguments are."""
+        return server_args
+
+    def _graph_config(self) -> Any:
+        """The resolved configuration of captured graphs."""
+        return self.server_args.cuda_graph_config
+
+    def _rank(self) -> int:
+        return int(self.ps.tp_rank)
+
+    @contextmanager
+    def _as_drafter(self, server_args: ServerArgs) -> Iterator[ServerArgs]:
+        """Server arguments in which the drafter's runner and its attention backend see F where the server has Q."""
+        draft_args = copy.deepcopy(server_args)
+        draft_args.override(
+            "ddtree.draft", speculative_num_draft_tokens=self.shape.block, speculative_ddtree_budget=self.shape.block
+        )
+        yield draft_args
+
+    def _draft_ranks(self) -> AbstractContextManager[Any]:
+        """The ranks among which a drafter's pass is split, when they are not the target's."""
+        return nullcontext()
+
+    def _embed(self, block_ids: Tensor) -> Tensor:
+        """int64 [bs, F] to the drafter's input [bs, F, H]: it has no embeddings of its own."""
+        embeds: Tensor = self.target_worker.model_runner.model.get_input_embeddings()(block_ids)
+        return embeds
+
+    def _reserved(self, draft_input: DFlashDraftInputV2) -> Tensor | None:
+        """int [bs] on the host: KV slots that each request has."""
+        lens: Tensor | None = draft_input.reserved_seq_lens_cpu
+        return lens
+
+    def _compact_bound(self, batch: ScheduleBatch, draft_input: DFlashDraftInputV2, lens: Tensor, out: Tensor) -> None:
+        """Fill ``out``, int [bs] on the host, with upper bounds of the windowed drafter's lengths ``lens``."""
+        self._fill_compact_seq_lens_cpu_bound(
+            batch_seq_lens_cpu=batch.seq_lens_cpu,
+            reserved_seq_lens_cpu=self._reserved(draft_input),
+            draft_prefix_lens=lens,
+            out=out,
+        )
+
+    def _bind_draft(self, forward_batch: ForwardBatch) -> None:
+        """Complete the drafter's batch."""
+
+    def _mask_buffer(self) -> Tensor | None:
+        """The target backend's captured mask, flat uint8; None while nothing is captured."""
+        buffer: Tensor | None = self.target_worker.model_runner.attn_backend.get_verify_buffers_to_fill_after_draft()[0]
+        return buffer
