@@ -99,11 +99,12 @@ class Deployment:
 
     def tree_state(self) -> TreeState:
         """Where SGLang's tree in the venv stands against the stack's patch sets."""
-        from dflash_deploy.cli.patch import choose_sets, payload_of
+        from dflash_deploy.cli.patch import choose_sets, payload_of, rules
         from dflash_deploy.patching import tree
 
         site, sets = choose_sets(self.host, self.settings.venv, self.patch_sets())
-        return tree.inspect(self.host, site, sets, payload=payload_of(sets), device=self.settings.stack.device)
+        device = self.settings.stack.device
+        return tree.inspect(self.host, site, sets, payload=payload_of(sets), device=device, rules=rules())
 
     def patch_sets(self) -> list[str]:
         """The stack's sets, whatever the algorithm: another algorithm is then only a restart away."""

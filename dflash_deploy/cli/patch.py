@@ -5,8 +5,11 @@ The one place that knows the sets: everything else gets them passed in.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,15 +18,16 @@ from dflash_deploy.cli.common import JsonOption, emit_json
 from dflash_deploy.errors import CHANGES_PENDING, UsageError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from dflash_deploy.host import Host
     from dflash_deploy.model import StepOutcome
     from dflash_deploy.patching.judge import TreeState
+    from dflash_deploy.patching.manifest import Manifest
     from dflash_deploy.patching.patch import PatchSet
 
 PACKAGE = "sglang"
 EXIT_BLOCKED = 7
+DEFAULT_SETS = ("ddtree", "cpu")
+"""Applied when no set is named; ``cpu`` only on a host without a GPU."""
 
 
 def register(app: typer.Typer) -> None:
@@ -68,7 +72,6 @@ def patch(
     """
     from dflash_deploy.host import connect
     from dflash_deploy.inventory import resolve
-    from dflash_deploy.patching import tree
 
     if sum((check, show_diff, do_revert, show_status)) > 1:
         raise UsageError("--check, --diff, --revert and --status exclude each other")
@@ -78,6 +81,15 @@ def patch(
         raise UsageError("which environment?", hint="name it: --sglang-path PATH (or venv = PATH in hosts.toml)")
     machine = connect(target, on_notice=_talk)
     try:
+        if target.kind == "local":
+            path = str(Path(path).expanduser().absolute())
+        if not (do_revert or show_status or show_diff or (check and as_json)) and (
+            applied := nothing_to_do(machine, path, set_names, allow_dirty=allow_dirty)
+        ):
+            _unchanged(applied, check, as_json)
+            return
+        from dflash_deploy.patching import tree
+
         if do_revert:
             _done(tree.revert(machine, path, package=PACKAGE), as_json)
             return
@@ -85,7 +97,7 @@ def patch(
         payload = payload_of(sets)
         if not (check or show_diff or show_status):
             _talk(f"{machine.name}: checking {', '.join(s.name for s in sets)} against {path}")
-            options: dict[str, Any] = {"allow_dirty": allow_dirty, "allow_untested": allow_untested}
+            options: dict[str, Any] = {"allow_dirty": allow_dirty, "allow_untested": allow_untested, "rules": rules()}
             _done(tree.apply(machine, path, sets, package=PACKAGE, payload=payload, **options), as_json)
             return
         state = tree.inspect(
@@ -96,6 +108,7 @@ def patch(
             payload=payload,
             allow_dirty=allow_dirty,
             allow_untested=allow_untested,
+            rules=rules(),
         )
         if show_status:
             _show_status(state, as_json)
@@ -129,10 +142,41 @@ def choose_sets(
     if not wanted and applied and facts.manifest is not None:
         wanted = list(facts.manifest.sets)
     if not wanted:
-        wanted = [name for name in ("ddtree", *(() if facts.gpu else ("cpu",))) if name in registry.names()]
+        wanted = [name for name in (DEFAULT_SETS[:1] if facts.gpu else DEFAULT_SETS) if name in registry.names()]
     sets = [registry.find(facts.version, name, allow_untested=allow_untested) for name in dict.fromkeys(wanted)]
     check_sets(sets, gpu=facts.gpu)
     return facts.site, sets
+
+
+def nothing_to_do(
+    host: Host, path: str, names: Sequence[str] | None = None, *, allow_dirty: bool = False, gpu: bool | None = None
+) -> Manifest | None:
+    """The manifest, when these sets (else the defaults) are applied and a full judgement would change nothing.
+
+    One round trip and no parsing; None: judge.
+
+    Args:
+        gpu: what the caller knows of the host; else its device files decide.
+    """
+    from dflash_deploy.assets import payload_dir
+    from dflash_deploy.patching.unchanged import unchanged
+
+    def wanted(found: bool) -> Sequence[str]:
+        chosen = tuple(dict.fromkeys(names or ()))
+        if not chosen:
+            return DEFAULT_SETS[:1] if found else DEFAULT_SETS
+        return () if "cpu" in chosen and (found if gpu is None else gpu) else chosen
+
+    return unchanged(host, path, wanted, package=PACKAGE, rules=rules(), payload=payload_dir(), allow_dirty=allow_dirty)
+
+
+@functools.cache
+def rules() -> str:
+    """Digest of the patch sets and of the engine; neither is imported for it."""
+    from dflash_deploy.patching.unchanged import rules_digest
+
+    found = [find_spec(name) for name in ("dflash_patches", "dflash_deploy.patching")]
+    return rules_digest(Path(place) for spec in found if spec for place in spec.submodule_search_locations or ())
 
 
 def payload_of(sets: Sequence[PatchSet]) -> Path | None:
@@ -144,6 +188,15 @@ def payload_of(sets: Sequence[PatchSet]) -> Path | None:
 
 def _talk(text: str) -> None:
     print(text, file=sys.stderr)
+
+
+def _unchanged(applied: Manifest, check: bool, as_json: bool) -> None:
+    """What a run says that finds everything as the last one left it."""
+    detail = f"{', '.join(applied.sets)}: nothing to do"
+    if as_json:
+        emit_json({"ok": True, "steps": [{"name": "patch", "status": "ok", "detail": detail}]})
+    elif not check:
+        print(f"patch: ok: {detail}")
 
 
 def _done(outcomes: Sequence[StepOutcome], as_json: bool) -> None:

@@ -205,13 +205,18 @@ def provision_steps(here: Deployment, recap: Recap) -> None:
 
 def patch_steps(here: Deployment, recap: Recap) -> None:
     """The stack's patch sets, as one transaction."""
-    from dflash_deploy.cli.patch import choose_sets, payload_of
-    from dflash_deploy.patching import tree
+    from dflash_deploy.cli.patch import choose_sets, nothing_to_do, payload_of, rules
 
     with recap.step("patch") as note:
-        site, sets = choose_sets(here.host, here.settings.venv, here.patch_sets())
+        device, names = here.settings.stack.device, here.patch_sets()
+        if names and nothing_to_do(here.host, here.settings.venv, names, gpu=device == "cuda"):
+            note.status, note.detail = Status.OK, "applied already"
+            return
+        from dflash_deploy.patching import tree
+
+        site, sets = choose_sets(here.host, here.settings.venv, names)
         began = here.journal
-        outcomes = tree.apply(here.host, site, sets, payload=payload_of(sets), device=here.settings.stack.device)
+        outcomes = tree.apply(here.host, site, sets, payload=payload_of(sets), device=device, rules=rules())
         changed = [o for o in outcomes if o.status == Status.CHANGED]
         note.status = Status.CHANGED if changed else Status.OK
         note.detail = f"{', '.join(s.name for s in sets)}: {len(changed)} changes" if changed else "applied already"

@@ -370,7 +370,6 @@ def examine(request: dict[str, Any]) -> dict[str, Any]:
     for name, entry in (manifest or {}).get("files", {}).items():
         if digest_of(inside(site, name)) not in (entry["pristine"], entry["patched"]):
             patched[entry["patched"]] = encoded(read(os.path.join(site, STATE, "staged", entry["patched"])))
-    gpus = glob.glob("/dev/nvidia[0-9]*") or glob.glob("/proc/driver/nvidia/gpus/*")
     return {
         "site": site,
         "version": version or source_version(site, package),
@@ -382,15 +381,37 @@ def examine(request: dict[str, Any]) -> dict[str, Any]:
         "pristine": pristine,
         "patched": patched,
         "checkout": checkout(site),
-        "gpu": bool(gpus),
+        "gpu": has_gpu(),
         "writable": os.access(site, os.W_OK),
     }
+
+
+def verify(request: dict[str, Any]) -> dict[str, Any]:
+    """Hashes of what the manifest names, for a run that expects to find nothing to do."""
+    site = find_site(request["path"], request["package"])
+    manifest = load(site, "manifest.json") or {}
+    names = [*manifest.get("files", {}), *manifest.get("seen", {})]
+    return {
+        "site": site,
+        "version": distribution(site, request["package"])[0] or source_version(site, request["package"]),
+        "manifest": manifest or None,
+        "digests": {name: digest_of(inside(site, name)) for name in names},
+        "unfinished": unfinished(site),
+        "checkout": checkout(site),
+        "gpu": has_gpu(),
+    }
+
+
+def has_gpu() -> bool:
+    return bool(glob.glob("/dev/nvidia[0-9]*") or glob.glob("/proc/driver/nvidia/gpus/*"))
 
 
 def main(request: dict[str, Any]) -> dict[str, Any]:
     op = request["op"]
     if op == "examine":
         return examine(request)
+    if op == "verify":
+        return verify(request)
     site = request["site"]
     before = unfinished(site)
     if before and finish(site) is None:

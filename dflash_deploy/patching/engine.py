@@ -17,7 +17,9 @@ import libcst as cst
 
 from dflash_deploy.errors import AnchorAmbiguous, AnchorMissing, ContractBroken, InvalidResult, PatchError
 from dflash_deploy.patching import syntax
+from dflash_deploy.patching.anchors import Assign, Def, First, Last
 from dflash_deploy.patching.contracts import check_contract, check_landing
+from dflash_deploy.patching.edits import AddImport, Edit, InsertStatements
 from dflash_deploy.patching.hollow import Hollow, hollow, words
 from dflash_deploy.patching.patch import Contract, Patch, PatchSet, Present, State, Verdict, worst
 
@@ -190,7 +192,8 @@ class _Work:
 
     def __init__(self, source: bytes, file: str, patches: Sequence[Patch], tree: ast.Module) -> None:
         self.source, self.file = source, file
-        self._hollow = hollow(source, tree, words(p.edit for p in patches))
+        edits = [p.edit for p in patches]
+        self._hollow = hollow(source, tree, words(edits), frozenset(e.scope for e in edits if not _names_its_place(e)))
         self.module = syntax.parse(self._hollow.source, file)
 
     def whole(self) -> bool:
@@ -209,6 +212,15 @@ class _Work:
 
     def rendered(self) -> bytes:
         return rendered(self._filled(), self.source, self.file)
+
+
+def _names_its_place(edit: Edit) -> bool:
+    """Whether the edit looks at no assignment of its scope but those whose target it names."""
+    if isinstance(edit, AddImport):
+        return True
+    if not isinstance(edit, InsertStatements):
+        return False
+    return isinstance(edit.at, (First, Last)) or isinstance(edit.at.shape, (Assign, Def))
 
 
 def _edit(

@@ -1,7 +1,8 @@
-"""Files made small before they are parsed losslessly: definitions that an edit cannot touch become one line each.
+"""Files made small before they are parsed losslessly: what an edit cannot touch becomes one line.
 
 libcst takes a second per 10,000 lines, the standard parser a tenth of that. An edit looks into its scope and never into
-other definitions, so their bodies are taken out first and put back, byte for byte, into what the edit made.
+other definitions, so their bodies are taken out first and put back, byte for byte, into what the edit made. So are the
+assignments of a class or module in which no edit looks at every statement.
 """
 
 from __future__ import annotations
@@ -42,8 +43,11 @@ def words(edits: Iterable[object]) -> frozenset[str] | None:
     return frozenset(names)
 
 
-def hollow(source: bytes, tree: ast.Module, keep: frozenset[str] | None) -> Hollow:
-    """``source`` without the bodies of definitions that are not named in ``keep``.
+def hollow(source: bytes, tree: ast.Module, keep: frozenset[str] | None, whole: frozenset[str] = frozenset()) -> Hollow:
+    """``source`` without the bodies of definitions, and without assignments, that are not named in ``keep``.
+
+    Args:
+        whole: qualified names of classes, and ``""`` for the module, that keep all their assignments.
 
     Sources whose lines or letters are not plain (other encodings, lone carriage returns, no last line end) stay whole.
     """
@@ -56,7 +60,7 @@ def hollow(source: bytes, tree: ast.Module, keep: frozenset[str] | None) -> Holl
     parts: list[bytes] = []
     bodies: list[bytes] = []
     at = 0
-    for first, last in _bodies(tree, keep, lines):
+    for first, last in _holes(tree, keep, whole, lines):
         indent = lines[first][: len(lines[first]) - len(lines[first].lstrip())]
         end = b"\r" if lines[last].endswith(b"\r") else b""
         parts += lines[at:first]
@@ -66,21 +70,54 @@ def hollow(source: bytes, tree: ast.Module, keep: frozenset[str] | None) -> Holl
     return Hollow(b"\n".join([*parts, *lines[at:]]), tuple(bodies))
 
 
-def _bodies(node: ast.AST, keep: frozenset[str], lines: list[bytes]) -> Iterator[tuple[int, int]]:
-    """(first, last) line, from 0, of every body to take out: outermost definitions only, in order."""
-    for child in _blocks(node):
-        if not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            yield from _bodies(child, keep, lines)
-        elif child.name in keep:
-            if isinstance(child, ast.ClassDef):
-                yield from _bodies(child, keep, lines)
-        else:
-            top = child.body[0]
-            first = min([top.lineno, *(d.lineno for d in getattr(top, "decorator_list", ()))]) - 1
-            last = (child.end_lineno or 0) - 1
-            blank = lines[first][: top.col_offset].strip() == b""
-            if last - first > 1 and blank and first >= child.lineno:
-                yield first, last
+def _holes(
+    node: ast.AST, keep: frozenset[str], whole: frozenset[str], lines: list[bytes], name: str = ""
+) -> Iterator[tuple[int, int]]:
+    """(first, last) line, from 0, of everything to take out, in order."""
+    run: tuple[int, int] | None = None
+    for index, child in enumerate(_blocks(node)):
+        if run is not None and not _assigns_other(child, keep):
+            yield run
+            run = None
+        if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield from _in_definition(child, keep, whole, lines, f"{name}.{child.name}" if name else child.name)
+        elif not isinstance(node, (ast.Module, ast.ClassDef)) or name in whole or not _assigns_other(child, keep):
+            yield from _holes(child, keep, whole | {name}, lines, name)
+        elif index and isinstance(child, ast.stmt):  # a string that stands first would be a docstring
+            start, end = child.lineno - 1, (child.end_lineno or 0) - 1
+            alone = not lines[start][: child.col_offset].strip() and not lines[end][child.end_col_offset :].strip()
+            if alone:
+                run = (run[0] if run else start, end)
+            elif run is not None:
+                yield run
+                run = None
+    if run is not None:
+        yield run
+
+
+def _assigns_other(node: ast.AST, keep: frozenset[str]) -> bool:
+    if not isinstance(node, (ast.Assign, ast.AnnAssign)):
+        return False
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    return all(isinstance(t, ast.Name) and t.id not in keep for t in targets)
+
+
+def _in_definition(
+    node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef,
+    keep: frozenset[str],
+    whole: frozenset[str],
+    lines: list[bytes],
+    name: str,
+) -> Iterator[tuple[int, int]]:
+    if node.name in keep:
+        if isinstance(node, ast.ClassDef):
+            yield from _holes(node, keep, whole, lines, name)
+        return
+    top = node.body[0]
+    first = min([top.lineno, *(d.lineno for d in getattr(top, "decorator_list", ()))]) - 1
+    last = (node.end_lineno or 0) - 1
+    if last - first > 1 and not lines[first][: top.col_offset].strip() and first >= node.lineno:
+        yield first, last
 
 
 def _blocks(node: ast.AST) -> Iterator[ast.AST]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dflash_deploy.errors import ForeignEdit, HostChanged, Incompatible, PatchError, UnsupportedVersion, UsageError
 from dflash_deploy.patching import engine
-from dflash_deploy.patching.manifest import Entry, Manifest
+from dflash_deploy.patching.manifest import Entry, Manifest, digest, payload_digest
 from dflash_deploy.patching.patch import PatchSet, State, Verdict
 
 
@@ -125,17 +124,6 @@ class TreeState:
         }
 
 
-def digest(data: bytes | None) -> str:
-    """SHA-256 in hex; ``""`` for a file that is not there."""
-    return "" if data is None else hashlib.sha256(data).hexdigest()
-
-
-def payload_digest(payload: Mapping[str, bytes]) -> str:
-    """One hash over names and contents."""
-    lines = "".join(f"{path} {digest(data)}\n" for path, data in sorted(payload.items()))
-    return digest(lines.encode())
-
-
 def diff(path: str, before: bytes | None, after: bytes | None, *, limit: int | None = None) -> str:
     """Unified diff of two versions of a file, at most ``limit`` lines."""
     sides = [
@@ -183,6 +171,7 @@ def judge(
     allow_dirty: bool = False,
     allow_untested: bool = False,
     tool: str = "",
+    rules: str = "",
 ) -> TreeState:
     """Where the tree stands against ``sets``. Obstacles are collected, not raised.
 
@@ -249,6 +238,8 @@ def judge(
         patches={v.patch: prefix + v.file for v in outcome.verdicts},
         payload=hash_,
         tool=tool,
+        rules=rules,
+        seen={p: digest(d) for p, d in sorted(facts.files.items()) if p.startswith(prefix) and p not in entries},
     )
     payload_changed = bool(payload and old and old.payload) and any(
         facts.files.get(p) != d for p, d in (payload or {}).items()

@@ -5,13 +5,35 @@ With the pristine bytes beside it, it is enough to revert.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from dflash_deploy.errors import PatchError, UnreadableFact
 
 SCHEMA = 1
+
+
+def digest(data: bytes | None) -> str:
+    """SHA-256 in hex; ``""`` for a file that is not there."""
+    return "" if data is None else hashlib.sha256(data).hexdigest()
+
+
+def payload_digest(payload: Mapping[str, bytes]) -> str:
+    """One hash over names and contents."""
+    lines = "".join(f"{path} {digest(data)}\n" for path, data in sorted(payload.items()))
+    return digest(lines.encode())
+
+
+def load_payload(folder: Path) -> dict[str, bytes]:
+    """Files of a payload package on this side, by path relative to the site folder; no bytecode."""
+    return {
+        f"{folder.name}/{path.relative_to(folder).as_posix()}": path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and "__pycache__" not in path.parts and path.suffix not in (".pyc", ".pyo")
+    }
 
 
 @dataclass(frozen=True)
@@ -37,6 +59,10 @@ class Manifest:
     """Content hash of the payload that the injected code imports; ``""``: none brought."""
     tool: str = ""
     """Version of the tool that wrote it."""
+    rules: str = ""
+    """Digest of the patch sets and the engine that judged the tree; ``""``: not told."""
+    seen: Mapping[str, str] = field(default_factory=dict)
+    """SHA-256 of the files that were only read, by path relative to the site folder; ``""``: there was none."""
 
     def as_dict(self) -> dict[str, Any]:
         """JSON data."""
@@ -49,6 +75,8 @@ class Manifest:
             "patches": dict(self.patches),
             "payload": self.payload,
             "tool": self.tool,
+            "rules": self.rules,
+            "seen": dict(self.seen),
         }
 
 
@@ -76,6 +104,8 @@ def parse(data: Mapping[str, Any] | None) -> Manifest | None:
             patches={str(k): str(v) for k, v in data.get("patches", {}).items()},
             payload=str(data.get("payload", "")),
             tool=str(data.get("tool", "")),
+            rules=str(data.get("rules", "")),
+            seen={str(k): str(v) for k, v in data.get("seen", {}).items()},
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UnreadableFact("the patch manifest cannot be read", evidence=repr(error)) from error

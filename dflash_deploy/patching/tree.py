@@ -6,48 +6,19 @@ The target's Python runs :mod:`dflash_deploy.patching.agent`; libcst and the set
 from __future__ import annotations
 
 import base64
-import functools
-import json
-import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Protocol
 
 from dflash_deploy import errors
-from dflash_deploy.errors import CommandFailed, DflashError, UnreadableFact
-from dflash_deploy.model import Result, Status, StepOutcome
+from dflash_deploy.errors import UnreadableFact
+from dflash_deploy.model import Status, StepOutcome
 from dflash_deploy.patching import manifest
 from dflash_deploy.patching.judge import Change, TreeFacts, TreeState, check_sets, judge, reversal
+from dflash_deploy.patching.manifest import load_payload
 from dflash_deploy.patching.patch import PatchSet
-
-BOOT = (
-    "import sys; n = int(sys.stdin.buffer.readline()); "
-    "exec(compile(sys.stdin.buffer.read(n), '<dflash-deploy agent>', 'exec'))"
-)
-
-
-class TreeHost(Protocol):
-    """The part of a host that is needed here."""
-
-    name: str
-
-    def run(
-        self,
-        argv: Sequence[str],
-        *,
-        input: bytes | None = None,
-        env: Mapping[str, str] | None = None,
-        timeout_s: float = 60.0,
-    ) -> Result:
-        """See :class:`dflash_deploy.host.base.Host`."""
-        ...
-
-
-@functools.cache
-def _agent() -> bytes:
-    return Path(__file__).with_name("agent.py").read_bytes()
+from dflash_deploy.patching.remote import TreeHost, ask
 
 
 def _tool_version() -> str:
@@ -55,33 +26,6 @@ def _tool_version() -> str:
         return metadata.version("dflash-deploy")
     except metadata.PackageNotFoundError:
         return ""
-
-
-def ask(host: TreeHost, path: str, request: Mapping[str, Any], *, timeout_s: float = 300.0) -> dict[str, Any]:
-    """Run one request of the agent, with the environment's own Python where ``path`` leads to one.
-
-    Raises:
-        DflashError: of the kind that the agent names.
-    """
-    folders = (path, f"{path}/../../..", f"{path}/../../../..")
-    tries = " ".join(shlex.quote(f"{folder}/bin/python") for folder in folders)
-    script = f'for p in {tries}; do [ -x "$p" ] && exec "$p" -I -S -c "$1"; done; exec python3 -I -S -c "$1"'
-    agent = _agent()
-    data = str(len(agent)).encode() + b"\n" + agent + json.dumps(request).encode()
-    result = host.run(["/bin/sh", "-c", script, "sh", BOOT], input=data, timeout_s=timeout_s)
-    try:
-        answer: dict[str, Any] = json.loads(result.stdout)
-    except ValueError:
-        raise CommandFailed(
-            f"{host.name}: the patch agent ended without an answer (exit {result.exit_code})",
-            evidence=result.err.splitlines()[-6:],
-            hint="run the same command again: an interrupted change is carried to its end",
-        ) from None
-    if not answer.get("ok"):
-        kind = getattr(errors, str(answer.get("kind")), CommandFailed)
-        assert issubclass(kind, DflashError)
-        raise kind(f"{host.name}: {answer.get('message')}", evidence=answer.get("evidence", ()))
-    return answer
 
 
 def read(host: TreeHost, path: str, package: str, files: Sequence[str] = (), payload: Sequence[str] = ()) -> TreeFacts:
@@ -117,15 +61,6 @@ def _decoded(text: str | None) -> bytes | None:
     return None if text is None else base64.b64decode(text)
 
 
-def load_payload(folder: Path) -> dict[str, bytes]:
-    """Files of a payload package on this side, by path relative to the site folder; no bytecode."""
-    return {
-        f"{folder.name}/{path.relative_to(folder).as_posix()}": path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and "__pycache__" not in path.parts and path.suffix not in (".pyc", ".pyo")
-    }
-
-
 def inspect(
     host: TreeHost,
     site_packages: str,
@@ -136,12 +71,14 @@ def inspect(
     allow_dirty: bool = False,
     allow_untested: bool = False,
     device: str | None = None,
+    rules: str = "",
 ) -> TreeState:
     """Where the tree stands against ``sets``. Changes nothing; obstacles are in the state.
 
     Args:
         payload: folder of the payload package on this side, brought when a set imports it.
         device: ``cuda`` or ``cpu`` where the caller knows; else the target's device files decide.
+        rules: digest of the sets and the engine, kept in the manifest for :func:`.unchanged.unchanged`.
 
     Raises:
         Incompatible: a set is not for this host's device.
@@ -150,7 +87,15 @@ def inspect(
     files = sorted({file for each in sets for file in each.files})
     facts = read(host, site_packages, package, files, sorted(bring))
     check_sets(sets, gpu=facts.gpu if device is None else device == "cuda")
-    return judge(facts, sets, bring, allow_dirty=allow_dirty, allow_untested=allow_untested, tool=_tool_version())
+    return judge(
+        facts,
+        sets,
+        bring,
+        allow_dirty=allow_dirty,
+        allow_untested=allow_untested,
+        tool=_tool_version(),
+        rules=rules,
+    )
 
 
 def recover(host: TreeHost, facts: TreeFacts) -> StepOutcome | None:
@@ -173,6 +118,7 @@ def apply(
     allow_dirty: bool = False,
     allow_untested: bool = False,
     device: str | None = None,
+    rules: str = "",
 ) -> list[StepOutcome]:
     """Bring the tree to exactly ``sets``; others that were applied are taken out. Nothing to do: one outcome, ``ok``.
 
@@ -190,6 +136,7 @@ def apply(
             allow_dirty=allow_dirty,
             allow_untested=allow_untested,
             device=device,
+            rules=rules,
         )
 
     began = time.monotonic()
@@ -201,6 +148,9 @@ def apply(
     state.check()
     names = ", ".join(s.name for s in sets) or "none"
     if not state.changes:
+        if state.manifest is not None and state.facts.manifest is not None and state.manifest != state.facts.manifest:
+            # Only what the next run is told has changed, as after an update of the tool.
+            _commit(host, state.facts, "apply", (), state.manifest)
         return [*outcomes, StepOutcome("patch", Status.OK, f"{names}: nothing to do", time.monotonic() - began)]
     assert state.manifest is not None
     _commit(host, state.facts, "apply", state.changes, state.manifest)

@@ -1,0 +1,56 @@
+"""Is all still as the last run left it? Answered from hashes, without the sets, libcst or the files' text."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from dflash_deploy.patching import manifest
+from dflash_deploy.patching.manifest import Manifest, load_payload, payload_digest
+from dflash_deploy.patching.remote import TreeHost, ask
+
+
+def rules_digest(folders: Iterable[Path]) -> str:
+    """One hash over the Python files of these folders: what decides which bytes a tree gets."""
+    found = hashlib.sha256()
+    for folder in sorted(folders):
+        for path in sorted(folder.rglob("*.py")):
+            found.update(f"{folder.name}/{path.relative_to(folder).as_posix()}\0".encode())
+            found.update(hashlib.sha256(path.read_bytes()).digest())
+    return found.hexdigest()
+
+
+def unchanged(
+    host: TreeHost,
+    path: str,
+    names: Callable[[bool], Sequence[str]],
+    *,
+    package: str,
+    rules: str,
+    payload: Path,
+    allow_dirty: bool = False,
+) -> Manifest | None:
+    """The manifest, when a full judgement would find nothing to do; None when only that can tell.
+
+    It would when the same rules applied the same sets and payload to this release, and every file that they wrote or
+    read has the bytes that they left.
+
+    Args:
+        names: the wanted sets, given whether the target has a GPU; empty: not to be decided here.
+        rules: of :func:`rules_digest`.
+    """
+    answer = ask(host, path, {"op": "verify", "path": path, "package": package})
+    applied = manifest.parse(answer["manifest"])
+    if applied is None or answer["unfinished"] or (answer["checkout"] and not allow_dirty):
+        return None
+    same = (
+        bool(rules)
+        and applied.rules == rules
+        and applied.package == package
+        and applied.version == answer["version"]
+        and applied.sets == tuple(names(bool(answer["gpu"])))
+        and applied.payload in (payload_digest({}), payload_digest(load_payload(payload)))
+    )
+    wanted = {**applied.seen, **{name: entry.patched for name, entry in applied.files.items()}}
+    return applied if same and answer["digests"] == wanted else None
