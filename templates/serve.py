@@ -3,6 +3,7 @@
     serve.py run   --state FILE --log FILE [--fingerprint TEXT] -- COMMAND...     under systemd
     serve.py start ... [--env-file FILE] -- COMMAND...                            detached, restarted on failure
     serve.py stop|status --state FILE                                             one JSON object on stdout
+    serve.py gate  --log FILE --port N [--gpu-share F]                            exit 1 while port or GPUs are taken
 
 Standard library only, Python >= 3.8: it runs on the target. Processes are known by process id with start time, and by the
 session that they were started in, never by name.
@@ -115,6 +116,7 @@ class Log:
     def __init__(self, path, keep, limit):
         self.path, self.keep, self.limit = path, keep, limit
         self.file = None
+        self.lost, self.error = 0, ""
         os.makedirs(os.path.dirname(path), exist_ok=True)
         try:
             if os.path.getsize(path):
@@ -138,10 +140,13 @@ class Log:
         self.size = os.fstat(self.file).st_size
 
     def write(self, data):
-        # A full disk must not stop the server: what cannot be written is dropped.
+        # A full disk must not stop the server: what cannot be written is dropped, and counted.
         try:
             if self.file is None:
                 self.open()
+            if self.lost:
+                os.write(self.file, b"[serve] log: %d bytes lost: %s\n" % (self.lost, self.error.encode()))
+                self.lost, self.error = 0, ""
             view = memoryview(data)
             while view:
                 view = view[os.write(self.file, view) :]
@@ -149,8 +154,9 @@ class Log:
             if self.size >= self.limit and data.endswith(b"\n"):
                 self.rotate()
                 self.open()
-        except OSError:
-            pass
+        except OSError as error:
+            self.lost += len(data)
+            self.error = str(error)
 
     def say(self, text):
         self.write(("[serve %s] %s\n" % (time.strftime("%Y-%m-%d %H:%M:%S"), text)).encode())
@@ -195,7 +201,10 @@ class Runner:
             "since": time.time(),
             "restarts": self.restarts,
         }
-        write_state(self.options.state, dict(state, **more))
+        try:
+            write_state(self.options.state, dict(state, **more))
+        except OSError as error:  # a full disk: the server runs on, under the record that is there
+            self.log.say("state not recorded: %s" % error)
 
     def once(self):
         """Run the command to its end, its output going to the log. Its exit code."""
@@ -274,7 +283,12 @@ class Runner:
         """Restart on failure, with growing pauses; give up after ``burst`` failures within ``interval`` seconds."""
         failures = []
         while True:
-            code = self.once()
+            # A port or a GPU that another process holds is no reason to load a model first.
+            code = 0
+            if self.options.port or self.options.gpu_share:
+                self.record(waiting=True)
+                code = gate(self.options, lambda: self.stopping)
+            code = code or self.once()
             if self.stopping or code == 0:
                 return code
             now = time.monotonic()
@@ -290,6 +304,85 @@ class Runner:
             if self.stopping:
                 return 0
             self.restarts += 1
+
+
+def port_holder(port):
+    """(inode, pid, command) of what listens on the port; None when it is free. pid 0: of another account."""
+    inode = None
+    for name in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            with open(name) as file:
+                rows = [row.split() for row in file.read().splitlines()[1:]]
+        except OSError:
+            continue
+        for row in rows:
+            if row[3] == "0A" and int(row[1].rsplit(":", 1)[1], 16) == port:
+                inode = row[9]
+    if inode is None:
+        return None
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            for fd in os.listdir("/proc/%s/fd" % name):
+                if os.readlink("/proc/%s/fd/%s" % (name, fd)) == "socket:[%s]" % inode:
+                    with open("/proc/%s/cmdline" % name, "rb") as file:
+                        return inode, int(name), file.read().replace(b"\0", b" ").decode("utf-8", "replace").strip()
+        except OSError:
+            continue
+    return inode, 0, "of another account"
+
+
+def gpus_taken(share):
+    """Complaints about GPUs (of CUDA_VISIBLE_DEVICES, else all) of which less than ``share`` of the memory is free."""
+    query = ["nvidia-smi", "--query-gpu=index,uuid,memory.used,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(
+            query, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=20
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return ["GPUs cannot be looked at: %s" % error]
+    text = done.stdout.decode("utf-8", "replace")
+    if done.returncode:
+        return ["GPUs cannot be looked at: %s" % text.strip()[:300]]
+    wanted = [word.strip() for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word.strip()]
+    found = []
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.split(",")]
+        if len(cells) != 4 or not cells[2].isdigit() or not cells[3].isdigit():
+            continue
+        if wanted and cells[0] not in wanted and not any(cells[1].startswith(word) for word in wanted):
+            continue
+        used, total = int(cells[2]), int(cells[3])
+        if total - used < share * total:
+            found.append("GPU %s: an earlier or foreign process holds %d of %d MiB" % (cells[0], used, total))
+    return found
+
+
+def gate(options, stopping=lambda: False):
+    """0 when the port and the GPUs are free, waiting ``wait`` seconds for a server that is just ending; else 1, with the
+    reason on stderr and at the end of the log."""
+    limit = time.monotonic() + options.wait
+    while True:
+        complaints = []
+        holder = port_holder(options.port) if options.port else None
+        if holder is not None:
+            complaints.append("port %d is in use by pid %d: %s" % (options.port, holder[1], holder[2][:200]))
+        if options.gpu_share > 0:
+            complaints += gpus_taken(options.gpu_share)
+        if not complaints or time.monotonic() >= limit or stopping():
+            break
+        time.sleep(0.5)
+    for line in complaints:
+        text = "[serve %s] not started: %s\n" % (time.strftime("%Y-%m-%d %H:%M:%S"), line)
+        sys.stderr.write(text)
+        try:
+            os.makedirs(os.path.dirname(options.log), exist_ok=True)
+            with open(options.log, "a") as file:
+                file.write(text)
+        except OSError:
+            pass
+    return 1 if complaints else 0
 
 
 def detach():
@@ -376,8 +469,8 @@ def stop(options):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("action", choices=("run", "start", "stop", "status"))
-    parser.add_argument("--state", required=True)
+    parser.add_argument("action", choices=("run", "start", "stop", "status", "gate"))
+    parser.add_argument("--state", default="")
     parser.add_argument("--log", default="")
     parser.add_argument("--keep", type=int, default=5)
     parser.add_argument("--max-mib", type=int, default=64)
@@ -388,12 +481,21 @@ def main():
     parser.add_argument("--delay", type=float, default=5)
     parser.add_argument("--burst", type=int, default=4)
     parser.add_argument("--interval", type=float, default=1800)
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--gpu-share", type=float, default=0)
+    parser.add_argument("--wait", type=float, default=60)
     words = sys.argv[1:]
     cut = words.index("--") if "--" in words else len(words)
     options = parser.parse_args(words[:cut])
     options.command = words[cut + 1 :]
     if options.action in ("run", "start") and not (options.command and options.log):
         parser.error("a log and a command are needed")
+    if options.action == "gate":
+        if not options.log:
+            parser.error("a log is needed")
+        return gate(options)
+    if not options.state:
+        parser.error("a state file is needed")
     if options.action == "run":
         return Runner(options).once()
     print(json.dumps({"start": start, "stop": stop, "status": lambda o: status(o.state)}[options.action](options)))

@@ -1,77 +1,208 @@
-"""Commands ``health`` and ``diagnose``."""
+"""Command ``health``."""
 
 from __future__ import annotations
 
 import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dflash_deploy.cli.common import JsonOption, emit_json
+from dflash_deploy.cli.deploy import AcceptNew, InventoryOption, ModeOption, ServiceName
 from dflash_deploy.errors import DflashError, UsageError
 
 if TYPE_CHECKING:
-    from dflash_deploy.diagnose import Diagnosis
-    from dflash_deploy.health import HealthReport, Options
-    from dflash_deploy.host import Host
-    from dflash_deploy.settings import Settings
+    from rich.console import RenderableType
+
+    from dflash_deploy.cli.deployment import Deployment
+    from dflash_deploy.health import HealthReport, Options, Rung
 
 MARKS = {"ok": "ok", "failed": "FAILED", "starting": "starting", "skipped": "skipped", "not-run": "not run"}
+STYLES = {"ok": "green", "failed": "bold red", "starting": "yellow", "skipped": "dim", "not-run": "dim"}
 
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _open(name: str, overrides: dict[str, Any]) -> tuple[Host, Settings]:
-    """A connected host and its deployment's settings."""
-    from dflash_deploy.facts.gather import gather
-    from dflash_deploy.host import connect
-    from dflash_deploy.inventory import resolve
-    from dflash_deploy.settings import effective
+@dataclass(frozen=True)
+class _Job:
+    """What is asked of each host."""
 
-    target = resolve(name)
-    host = connect(target, on_notice=_say)
-    try:
-        facts = gather(host, discover=False)
-        return host, effective(name, facts, options=overrides, entry=target.options)
-    except DflashError:
-        host.close()
-        raise
+    level: str
+    settings: Mapping[str, Any]
+    options: Options
+    wait: bool
+    stall: Sequence[str]
 
 
-def _check_one(name: str, level: str, overrides: dict[str, Any], options: Options, talk: bool) -> HealthReport:
-    from dflash_deploy.health import Rung, check
+def _climb(name: str, job: _Job, tell: Any) -> HealthReport:
+    """One host's ladder, after its start when that is waited for."""
+    from dflash_deploy.cli.deployment import deployment
+    from dflash_deploy.cli.start import api_key_of, stall_limits, wait_until_ready
+    from dflash_deploy.health import check, is_ready
 
-    def tell(rung: Rung) -> None:
-        if talk:
-            first = rung.evidence[0] if rung.evidence else ""
-            _say(f"  {name}  {rung.name:<12} {MARKS[rung.status]:<8} {rung.seconds:6.1f} s  {first}")
+    with deployment(name, job.settings) as here:
+        options = job.options if job.options.key else replace(job.options, key=api_key_of(here.settings))
+        if options.timeout_s <= 0:
+            options = replace(options, timeout_s=600.0 if here.settings.stack.device == "cpu" else 180.0)
+        if options.concurrency <= 0:
+            # A batch of 32 takes an interpreter minutes and proves nothing that four do not.
+            options = replace(options, concurrency=4 if here.settings.stack.device == "cpu" else 32)
+        if job.wait:
+            with here.host.forward(here.settings.port) as port:
 
-    host, settings = _open(name, overrides)
-    try:
-        return check(host, settings, level, tell, options=options)
-    finally:
-        host.close()
+                def ready(here: Deployment = here, port: int = port) -> bool:
+                    return here.service().running and is_ready(f"http://127.0.0.1:{port}", key=options.key)
+
+                if not ready():
+                    wait_until_ready(here, ready, stall_limits(list(job.stall)))
+        return check(here.host, here.settings, job.level, tell, options=options)
+
+
+class _Talk:
+    """A line on stderr for each rung as it is done."""
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        yield
+
+    def rung(self, name: str, rung: Rung) -> None:
+        first = rung.evidence[0] if rung.evidence else ""
+        _say(f"  {name}  {rung.name:<12} {MARKS[rung.status]:<8} {rung.seconds:6.1f} s  {first}")
+
+    def round(self, reports: Mapping[str, HealthReport], errors: Mapping[str, DflashError]) -> None: ...
+
+    def pause(self, seconds: float) -> None:
+        _say(f"-- {time.strftime('%H:%M:%S')} again in {seconds:g} s --")
+        time.sleep(seconds)
+
+
+class _Silent(_Talk):
+    def rung(self, name: str, rung: Rung) -> None: ...
+
+    def pause(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+class _Live(_Talk):
+    """One table that stays in its place: a row per host, its rungs, what each round found."""
+
+    def __init__(self, names: Sequence[str], level: str, every: float) -> None:
+        self.names, self.level, self.every = names, level, every
+        self.rungs: dict[str, dict[str, Rung]] = {name: {} for name in names}
+        self.verdicts: dict[str, tuple[str, str]] = dict.fromkeys(names, ("checking", "yellow"))
+        self.history: dict[str, list[bool]] = {name: [] for name in names}
+        self.lock = threading.Lock()
+        self.live: Any = None
+        self.next = 0.0
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        from rich.console import Console
+        from rich.live import Live
+
+        console = Console(highlight=False)
+        with Live(console=console, get_renderable=self.draw, refresh_per_second=4) as self.live:
+            yield
+
+    def rung(self, name: str, rung: Rung) -> None:
+        with self.lock:
+            self.rungs[name][rung.name] = rung
+
+    def round(self, reports: Mapping[str, HealthReport], errors: Mapping[str, DflashError]) -> None:
+        with self.lock:
+            for name in self.names:
+                report = reports.get(name)
+                if report is None:
+                    fault = errors[name].message if name in errors else "no answer"
+                    self.verdicts[name] = (fault, "bold red")
+                else:
+                    self.rungs[name] = {rung.name: rung for rung in report.rungs}
+                    words = _figures(report) if report.ok else f"{report.failed.evidence[0]}"  # type: ignore[union-attr]
+                    self.verdicts[name] = (words, "green" if report.ok else "bold red")
+                self.history[name] = [*self.history[name][-29:], bool(report and report.ok)]
+
+    def pause(self, seconds: float) -> None:
+        self.next = time.monotonic() + seconds
+        time.sleep(seconds)
+        self.next = 0.0
+
+    def draw(self) -> RenderableType:
+        from rich.table import Table
+        from rich.text import Text
+
+        left = max(0.0, self.next - time.monotonic())
+        now = f"{time.strftime('%H:%M:%S')}, level {self.level}, "
+        now += f"next round in {left:.0f} s" if self.next else "checking"
+        table = Table(title=f"health at {now} (Ctrl-C ends this)", title_justify="left", expand=True)
+        table.add_column("host", no_wrap=True)
+        table.add_column("rungs", no_wrap=True)
+        table.add_column("now", ratio=1)
+        table.add_column("rounds", justify="right", overflow="fold", max_width=10)
+        with self.lock:
+            for name in self.names:
+                rungs = Text()
+                for rung in self.rungs[name].values():
+                    style = STYLES[rung.status]
+                    rungs.append(f"{MARKS[rung.status]:>8} ", style=style)
+                    rungs.append(f"{rung.name} {rung.seconds:.1f} s\n" if rung.seconds else f"{rung.name}\n")
+                rungs.rstrip()
+                text, style = self.verdicts[name]
+                marks = Text()
+                for good in self.history[name]:
+                    marks.append("." if good else "x", style="green" if good else "bold red")
+                table.add_row(Text(name), rungs, Text(text, style=style), marks)
+        return table
+
+
+def _figures(report: HealthReport) -> str:
+    data = report.data
+    parts = ["healthy"]
+    if data.get("acceptance_length") is not None:
+        parts.append(f"{data['acceptance_length']:.2f} tokens a step")
+    if data.get("tokens_per_s") is not None:
+        parts.append(f"{data['tokens_per_s']:.0f} tokens/s")
+    if data.get("restarts"):
+        parts.append(f"{data['restarts']} restarts")
+    for gpu in data.get("gpus") or ():
+        if gpu.get("used_mib") is not None:
+            parts.append(f"GPU {gpu['index']} {gpu['used_mib'] / 1024:.0f} GiB")
+    return ", ".join(parts)
 
 
 def _show(report: HealthReport) -> None:
-    verdict = "healthy" if report.ok else "NOT healthy"
-    print(f"{report.host}: {verdict} (level {report.level}, {report.data.get('url', '')})")
+    from rich.console import Console
+    from rich.text import Text
+
+    # Text for a pipe stays as it is; on a terminal it is wrapped and marked.
+    out = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+    verdict = Text("healthy", "bold green") if report.ok else Text("NOT healthy", "bold red")
+    out.print(Text(f"{report.host}: ") + verdict + Text(f" (level {report.level}, {report.data.get('url', '')})"))
     for rung in report.rungs:
-        print(f"  {MARKS[rung.status]:<9}{rung.name:<13}{rung.proves}")
-        for line in rung.evidence:
-            print(f"           {line}")
-        if rung.diagnosis:
-            print(f"           diagnosis: {rung.diagnosis}")
-        if rung.hint:
-            print(f"           next: {rung.hint}")
+        out.print(Text(f"  {MARKS[rung.status]:<9}", STYLES[rung.status]) + Text(f"{rung.name:<13}{rung.proves}"))
+        lines = [*rung.evidence]
+        lines += [f"diagnosis: {rung.diagnosis}"] if rung.diagnosis else []
+        lines += [f"next: {rung.hint}"] if rung.hint else []
+        for line in lines:
+            out.print(Text(f"{'':11}{line}", "dim" if rung.status == "ok" else ""))
 
 
 def health(
     host: Annotated[str, typer.Argument(metavar="[HOST]", help="Default: every host of hosts.toml.")] = "",
     level: Annotated[str, typer.Option(help="live, ready, generate, spec, lossless or soak.")] = "spec",
+    wait: Annotated[bool, typer.Option("--wait", help="Follow a start until it is ready, then check.")] = False,
+    stall: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PHASE=SECONDS", help="Silence that a phase of the start may last, repeatable."),
+    ] = None,
     prompt: Annotated[str, typer.Option(help="A prompt of your own for the checked completion.")] = "",
     expect: Annotated[str, typer.Option(help="What its completion must begin with.")] = "",
     reference: Annotated[Path | None, typer.Option(help="Recorded answers for the lossless rung (JSON lines).")] = None,
@@ -83,32 +214,47 @@ def health(
     model: Annotated[str | None, typer.Option(help="The planned model.")] = None,
     draft_model: Annotated[str | None, typer.Option(help="The planned drafter.")] = None,
     algorithm: Annotated[str | None, typer.Option(help="The planned algorithm: DDTREE, DFLASH or NONE.")] = None,
+    budget: Annotated[int | None, typer.Option(help="The planned nodes of the draft tree.")] = None,
     root: Annotated[str | None, typer.Option(help="The deployment's folder on the host.")] = None,
     venv: Annotated[str | None, typer.Option(help="The deployment's virtual environment on the host.")] = None,
     stack: Annotated[str | None, typer.Option(help="The deployment's stack.")] = None,
-    api_key_env: Annotated[str, typer.Option(metavar="NAME", help="Variable that holds the server's API key.")] = "",
+    inventory: InventoryOption = None,
+    accept_new: AcceptNew = False,
+    mode: ModeOption = None,
+    service: ServiceName = None,
+    server_arg: Annotated[list[str] | None, typer.Option("--server-arg", help="A planned argument.")] = None,
+    api_key_env: Annotated[
+        str, typer.Option(metavar="NAME", help="Variable with the server's API key. Default: the planned --api-key.")
+    ] = "",
     min_acceptance: Annotated[float, typer.Option(help="Floor of tokens per verify step.")] = 0.0,
-    concurrency: Annotated[int, typer.Option(min=1, max=256, help="Requests at once.")] = 4,
+    concurrency: Annotated[
+        int, typer.Option(min=0, max=256, help="Requests at once beside two. Default: 32, on a CPU 4.")
+    ] = 0,
     soak_seconds: Annotated[float, typer.Option(help="Length of the soak in seconds.")] = 60.0,
+    timeout: Annotated[float, typer.Option(help="Deadline of one request in seconds. Default: 180, on a CPU 600.")] = 0,
     watch: Annotated[
         float, typer.Option(metavar="SECONDS", help="Check again every so many seconds until interrupted.")
     ] = 0.0,
     prometheus: Annotated[str, typer.Option(metavar="FILE", help="Write node-exporter text ('-': stdout).")] = "",
     json: JsonOption = False,
 ) -> None:
-    """Check a served model, rung by rung; exit 9 when one does not hold."""
+    """Check a served model, rung by rung.
+
+    Exit codes: 0 every rung holds; else that of the first rung that does not: 90 process, 91 host, 92 health, 93
+    arguments, 94 patches, 95 completion, 96 concurrent, 97 speculation, 98 lossless, 99 soak; 9 a start that failed.
+    """
     import os
-    import time
 
     from dflash_deploy import health as ladder
-    from dflash_deploy.errors import Unhealthy
+    from dflash_deploy.cli.start import stall_limits
     from dflash_deploy.inventory import load_inventory
 
     if level not in list(ladder.Level):
         raise UsageError(f"no level {level!r}", hint="live, ready, generate, spec, lossless or soak")
     if expect and not prompt:
         raise UsageError("--expect needs --prompt")
-    names = [host] if host else sorted(load_inventory().hosts)
+    stall_limits(stall or [])
+    names = [host] if host else sorted(load_inventory(inventory).hosts)
     if not names:
         raise UsageError("no host was named and there is no hosts.toml", hint="dflash-deploy health local")
     probes = (ladder.Probe(prompt, 32, expect),) if prompt else (ladder.read_probes(prompts) if prompts else ())
@@ -117,60 +263,77 @@ def health(
         raise UsageError(f"the variable {api_key_env} is empty")
     options = ladder.Options(
         key=key, probes=probes, reference=ladder.read_probes(reference) if reference else (), concurrency=concurrency,
-        min_acceptance=min_acceptance, soak_s=soak_seconds,
+        min_acceptance=min_acceptance, soak_s=soak_seconds, timeout_s=timeout,
     )  # fmt: skip
-    overrides: dict[str, Any] = {
-        "port": port,
-        "model": model,
-        "draft_model": draft_model,
-        "algorithm": algorithm,
-        "root": root,
-        "venv": venv,
-        "stack": stack,
-    }
+    planned = {
+        "port": port, "model": model, "draft_model": draft_model, "algorithm": algorithm, "budget": budget,
+        "root": root, "venv": venv, "stack": stack, "inventory": inventory, "mode": mode, "service": service,
+        "server_args": server_arg or None,
+    }  # fmt: skip
+    settings: dict[str, Any] = {name: value for name, value in planned.items() if value is not None}
+    settings["accept_new"] = accept_new
     if record:
-        _record(names[0], record, overrides, options)
+        _record(names[0], record, settings, options)
         return
-    while True:
-        reports: list[ladder.HealthReport] = []
-        errors: dict[str, DflashError] = {}
-        for name in names:
-            try:
-                reports.append(_check_one(name, level, overrides, options, talk=not json))
-            except DflashError as error:
-                if len(names) == 1:
-                    raise
-                errors[name] = error
-        if prometheus:
-            _write_prometheus(prometheus, ladder.prometheus(tuple(reports)))
-        if json:
-            shown: list[dict[str, Any]] = [r.as_dict() for r in reports]
-            shown += [
-                {"host": name, "level": level, "ok": False, "failed": "connection", "error": e.as_dict()}
-                for name, e in errors.items()
-            ]
-            emit_json(shown[0] if host else {"ok": all(r["ok"] for r in shown), "hosts": shown})
-        elif prometheus != "-":
-            for report in reports:
-                _show(report)
-            for name, fault in errors.items():
-                print(f"{name}: {fault.message}")
-        if not watch:
-            break
-        _say(f"-- {time.strftime('%H:%M:%S')} again in {watch:g} s --")
-        time.sleep(watch)
-    bad = next((r for r in reports if not r.ok), None)
-    if json or prometheus == "-":
-        if bad or errors:
-            raise typer.Exit(Unhealthy.exit_code if bad else next(iter(errors.values())).exit_code)
-        return
-    if bad and bad.failed:
-        raise Unhealthy(
-            f"{bad.host}: rung '{bad.failed.name}' does not hold", evidence=bad.failed.evidence,
-            hint=bad.failed.hint or f"dflash-deploy diagnose {bad.host}",
-        )  # fmt: skip
+    job = _Job(level, settings, options, wait, stall or ())
+    view: _Talk = _Silent() if json else _Talk()
+    if watch and not json and sys.stdout.isatty():
+        view = _Live(names, level, watch)
+    with view.shown():
+        while True:
+            reports, errors = _round(names, job, view)
+            if prometheus:
+                _write_prometheus(prometheus, ladder.prometheus(tuple(reports.values()), tuple(errors)))
+            if json:
+                _emit(host, level, names, reports, errors)
+            elif prometheus != "-" and not isinstance(view, _Live):
+                for name in names:
+                    if name in reports:
+                        _show(reports[name])
+                    elif len(names) > 1:
+                        print(f"{name}: {errors[name].message}")
+            if not watch:
+                break
+            view.pause(watch)
+    bad = next((r for r in reports.values() if not r.ok), None)
+    if bad is not None:
+        raise typer.Exit(bad.exit_code)
     if errors:
-        raise next(iter(errors.values()))
+        if len(names) == 1 and not json:
+            raise next(iter(errors.values()))
+        raise typer.Exit(next(iter(errors.values())).exit_code)
+
+
+def _round(names: Sequence[str], job: _Job, view: _Talk) -> tuple[dict[str, HealthReport], dict[str, DflashError]]:
+    """Every host once, all at the same time."""
+    reports: dict[str, HealthReport] = {}
+    errors: dict[str, DflashError] = {}
+
+    def one(name: str) -> None:
+        try:
+            reports[name] = _climb(name, job, lambda rung: view.rung(name, rung))
+        except DflashError as error:
+            errors[name] = error
+
+    with ThreadPoolExecutor(min(16, len(names))) as pool:
+        list(pool.map(one, names))
+    view.round(reports, errors)
+    return {n: reports[n] for n in names if n in reports}, {n: errors[n] for n in names if n in errors}
+
+
+def _emit(
+    host: str, level: str, names: Sequence[str], reports: Mapping[str, HealthReport], errors: Mapping[str, DflashError]
+) -> None:
+    shown: list[dict[str, Any]] = [
+        reports[name].as_dict()
+        if name in reports
+        else {
+            "host": name, "level": level, "ok": False, "failed": "connection", "exit_code": errors[name].exit_code,
+            "error": errors[name].as_dict(),
+        }
+        for name in names
+    ]  # fmt: skip
+    emit_json(shown[0] if host else {"ok": all(r["ok"] for r in shown), "hosts": shown})
 
 
 def _write_prometheus(path: str, text: str) -> None:
@@ -186,98 +349,29 @@ def _write_prometheus(path: str, text: str) -> None:
         raise UsageError(f"{path} cannot be written", evidence=str(error)) from error
 
 
-def _record(name: str, path: str, overrides: dict[str, Any], options: Options) -> None:
+def _record(name: str, path: str, settings: Mapping[str, Any], options: Options) -> None:
     import json as jsonlib
 
+    from dflash_deploy.cli.deployment import deployment
+    from dflash_deploy.cli.start import api_key_of
     from dflash_deploy.health import record, tiny_pair_probes
 
-    host, settings = _open(name, overrides)
-    try:
-        probes = options.probes or (tiny_pair_probes() if settings.tiny_pair else ())
+    with deployment(name, settings) as here:
+        probes = options.probes or (tiny_pair_probes() if here.settings.tiny_pair else ())
         if not probes:
             raise UsageError("no prompts to record", hint="--prompts FILE")
-        text = "".join(
-            jsonlib.dumps(row, ensure_ascii=False) + "\n" for row in record(host, settings, probes, key=options.key)
-        )
-    finally:
-        host.close()
+        rows = record(here.host, here.settings, probes, key=options.key or api_key_of(here.settings))
+    text = "".join(jsonlib.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     if path == "-":
         sys.stdout.write(text)
-    else:
-        Path(path).write_text(text, "utf-8")
-        _say(f"recorded {len(probes)} answers in {path}")
-
-
-def diagnose(
-    source: Annotated[
-        str, typer.Argument(metavar="[HOST|LOGFILE|-]", help="A log file, '-' for stdin, or a host.")
-    ] = "local",
-    bundle: Annotated[Path | None, typer.Option(help="Write a redacted tar.gz for someone else to look at.")] = None,
-    json: JsonOption = False,
-) -> None:
-    """Name the cause of a failed start or a failing server from its log or from a report."""
-    from dflash_deploy import diagnose as room
-
-    parts: dict[str, Any] = {}
-    if source == "-":
-        log = sys.stdin.buffer.read()
-    elif Path(source).is_file():
-        try:
-            log = Path(source).read_bytes()
-        except OSError as error:
-            raise UsageError(f"{source} cannot be read", evidence=str(error)) from error
-    elif "/" in source and "@" not in source:
-        raise UsageError(f"there is no file {source}", hint="a log file, '-' or a host")
-    else:
-        host, settings = _open(source, {})
-        try:
-            found = host.read(settings.log_file)
-            parts = {
-                "settings.json": settings.as_dict(),
-                "state.json": (host.read(settings.state_file) or b"").decode("utf-8", "replace"),
-            }
-        finally:
-            host.close()
-        if found is None:
-            raise UsageError(f"{source} has no log at {settings.log_file}", hint=f"dflash-deploy launch {source}")
-        log = found
-    diagnosis = room.diagnose(log)
-    if bundle is not None:
-        bundle.write_bytes(room.make_bundle(log, {**parts, "diagnosis.json": diagnosis.as_dict()}))
-        _say(f"wrote {bundle}; keys and tokens are replaced, read it before you pass it on")
-    if json:
-        emit_json({"source": source, **diagnosis.as_dict()})
-    else:
-        _tell(source, diagnosis)
-
-
-def _tell(source: str, found: Diagnosis) -> None:
-    print(f"{source}: {found.lines} lines, {found.starts} start(s), phase {found.phase}")
-    if not found.failed:
-        print("no failure is visible in this log")
         return
-    if found.primary:
-        cause = found.primary
-        print(f"PRIMARY  {cause.id}: {cause.title}")
-        print(f"  cause     {cause.cause}")
-        print(f"  evidence  line {cause.line}{' ' + cause.rank if cause.rank else ''}: {cause.evidence.strip()[:300]}")
-        print(f"  act on    {cause.where}")
-        print(f"  next      {cause.next}")
-        if cause.ref:
-            print(f"  see       {', '.join(cause.ref)}")
-    else:
-        print("the cause is not known")
-    for other in found.others:
-        print(f"also     {other.id} (line {other.line}): {other.title}")
-    for error in found.first_errors:
-        print(f"first exception of {error.rank or 'the main process'} (line {error.line}): {error.exception[:300]}")
-    if not found.primary:
-        for line in found.first_errors[0].lines[-12:] if found.first_errors else found.context[-12:]:
-            print(f"  {line}")
-        print(f"next: dflash-deploy diagnose {source} --bundle FILE")
+    try:
+        Path(path).write_text(text, "utf-8")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written", evidence=str(error)) from error
+    _say(f"recorded {len(probes)} answers in {path}")
 
 
 def register(app: typer.Typer) -> None:
-    """Add this group's commands to ``app``."""
+    """Add this command to ``app``."""
     app.command("health")(health)
-    app.command("diagnose")(diagnose)

@@ -270,14 +270,16 @@ def health_step(here: Deployment) -> HealthReport:
     Raises:
         Unhealthy: with the cause, where the log shows one.
     """
+    from dflash_deploy.cli.start import api_key_of, wait_until_ready
     from dflash_deploy.errors import Unhealthy
     from dflash_deploy.health import Level, Options, check, is_ready
 
     settings = here.settings
+    key = api_key_of(settings)
     with here.host.forward(settings.port) as port:
 
         def ready() -> bool:
-            return here.service().running and is_ready(f"http://127.0.0.1:{port}")
+            return here.service().running and is_ready(f"http://127.0.0.1:{port}", key=key)
 
         if not ready():
             wait_until_ready(here, ready)
@@ -288,7 +290,7 @@ def health_step(here: Deployment) -> HealthReport:
         level,
         lambda rung: talk(f"  {rung.name}: {rung.status} ({rung.seconds:.1f} s)"),
         # Two at once prove that requests do not mix; `health` asks for more.
-        options=Options(concurrency=2, timeout_s=answer_s(here)),
+        options=Options(key=key, concurrency=2, timeout_s=answer_s(here)),
     )
     failed = report.failed
     if failed is not None or not report.ok:
@@ -312,6 +314,7 @@ def stream_step(here: Deployment) -> str:
     Raises:
         Unhealthy: the stream broke, or held nothing.
     """
+    from dflash_deploy.cli.start import api_key_of
     from dflash_deploy.errors import Unhealthy
     from dflash_deploy.health import NoReply, Probe, stream_completion, tiny_pair_probes
 
@@ -324,7 +327,11 @@ def stream_step(here: Deployment) -> str:
     try:
         with here.host.forward(here.settings.port) as port:
             for piece in stream_completion(
-                f"http://127.0.0.1:{port}", prompt, max_tokens=probe.max_tokens, timeout_s=answer_s(here)
+                f"http://127.0.0.1:{port}",
+                prompt,
+                max_tokens=probe.max_tokens,
+                key=api_key_of(here.settings),
+                timeout_s=answer_s(here),
             ):
                 pieces.append(piece)
                 print(piece, end="", file=sys.stderr, flush=True)
@@ -339,45 +346,6 @@ def stream_step(here: Deployment) -> str:
     if not "".join(pieces).strip():
         raise Unhealthy(f"{here.settings.service} on {here.host.name} streams an empty completion")
     return "".join(pieces)
-
-
-def wait_until_ready(here: Deployment, ready: Callable[[], bool]) -> None:
-    """Follow the phases of a start.
-
-    Raises:
-        Unhealthy: a fatal line, a dead process or a phase that stands still.
-    """
-    from dflash_deploy.diagnose import Event, diagnose_watcher, follow_until_ready
-    from dflash_deploy.errors import Unhealthy
-
-    settings = here.settings
-
-    def heard(event: Event) -> None:
-        if event.kind in ("phase", "fatal", "exception"):
-            talk(f"  {event.phase}: {event.text[:160]}")
-
-    outcome = follow_until_ready(
-        # The runner begins a new log file with every start.
-        here.host,
-        settings.log_file,
-        is_alive=lambda: here.service().running,
-        ready=ready,
-        on_event=heard,
-    )
-    if outcome.kind != "ready":
-        causes = diagnose_watcher(outcome.watcher).as_dict()
-        raise Unhealthy(
-            f"{settings.service} on {here.host.name} does not start: {outcome.kind} in phase {outcome.phase}",
-            evidence=[outcome.detail, *list(outcome.watcher.recent)[-6:]],
-            hint=_remedy(causes) or f"dflash-deploy logs {here.host.name}",
-        )
-
-
-def _remedy(diagnosis: dict[str, Any]) -> str:
-    """What the first cause asks for."""
-    causes = diagnosis.get("causes") or []
-    first = causes[0] if causes else {}
-    return str(first.get("remedy") or first.get("hint") or "")
 
 
 def health_lines(url: str, data: Mapping[str, Any]) -> list[str]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dflash_deploy.diagnose.signatures import KINDS
-from dflash_deploy.diagnose.watch import FirstError, Match, Phase, Watcher
+from dflash_deploy.diagnose.watch import FirstError, Match, Phase, Watcher, WatchState
 
 THOROUGH_BYTES = 2_000_000
 """Inputs up to this size are matched line by line; longer ones only where a line looks suspicious."""
@@ -47,6 +47,8 @@ class Diagnosis:
     lines: int
     starts: int
     context: tuple[str, ...]
+    earlier: tuple[Cause | None, ...] = ()
+    """Primary causes of failed starts before the present one, oldest first; None where it is not known."""
 
     @property
     def failed(self) -> bool:
@@ -54,7 +56,8 @@ class Diagnosis:
         return bool(self.primary or self.first_errors or self.fatal)
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON data. Keys are stable: primary, others, first_errors, phase, fatal, lines, starts, context, failed."""
+        """JSON data. Keys are stable: primary, others, first_errors, phase, fatal, lines, starts, context, failed,
+        earlier."""
         return {
             "failed": self.failed,
             "primary": self.primary.as_dict() if self.primary else None,
@@ -68,6 +71,7 @@ class Diagnosis:
             "lines": self.lines,
             "starts": self.starts,
             "context": list(self.context),
+            "earlier": [c.as_dict() if c else None for c in self.earlier],
         }
 
 
@@ -76,11 +80,15 @@ def _cause(match: Match) -> Cause:
     return Cause(s.id, s.kind, s.title, s.cause, s.where, s.next, s.rule, match.text, match.line, match.rank, s.ref)
 
 
+def _ranked(state: WatchState) -> list[Cause]:
+    return sorted((_cause(m) for m in state.matches.values()), key=lambda c: (KINDS.index(c.kind), c.line))
+
+
 def diagnose_watcher(watcher: Watcher) -> Diagnosis:
     """Judge what a watcher has seen: causes before symptoms before consequences, then the earlier line."""
     watcher.close()
     state = watcher.state
-    causes = sorted((_cause(m) for m in state.matches.values()), key=lambda c: (KINDS.index(c.kind), c.line))
+    causes = _ranked(state)
     return Diagnosis(
         primary=causes[0] if causes else None,
         others=tuple(causes[1:]),
@@ -90,13 +98,15 @@ def diagnose_watcher(watcher: Watcher) -> Diagnosis:
         lines=state.lines,
         starts=state.starts,
         context=tuple(watcher.recent),
+        earlier=tuple(next(iter(_ranked(old)), None) for old in state.earlier),
     )
 
 
-def diagnose(chunks: Iterable[bytes] | bytes, *, thorough: bool | None = None) -> Diagnosis:
+def diagnose(chunks: Iterable[bytes] | bytes, *, thorough: bool | None = None, notes: Sequence[str] = ()) -> Diagnosis:
     """Diagnose a log or a report.
 
     Args:
+        notes: what was seen beside the log (:func:`dflash_deploy.launch.faults`); their line number is 0.
         chunks: the bytes, whole or in pieces of any size.
         thorough: match every line. None: do so for bytes up to ``THOROUGH_BYTES``.
     """
@@ -109,4 +119,6 @@ def diagnose(chunks: Iterable[bytes] | bytes, *, thorough: bool | None = None) -
     watcher = Watcher(thorough=deep)
     for chunk in chunks:
         watcher.feed(chunk)
+    for note in notes:
+        watcher.note(note)
     return diagnose_watcher(watcher)

@@ -5,7 +5,7 @@ when a phase stalls.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dflash_deploy.diagnose.watch import Event, Phase, Watcher
@@ -38,19 +38,14 @@ class Outcome:
     detail: str
     seconds: float
     phases: Mapping[str, float]
-    """Seconds spent in each phase: what later starts on that host can be compared with."""
+    """Seconds spent in each phase."""
+    silences: Mapping[str, float]
+    """The longest time without a new line in each phase: what later starts on that host are measured by."""
     watcher: Watcher
 
     @property
     def ok(self) -> bool:
         return self.kind == "ready"
-
-
-def learned_limits(earlier: Mapping[str, float], base: Mapping[Phase, float] = STALL_LIMITS) -> dict[Phase, float]:
-    """Stall limits from an earlier start's phase times on that host: never below the base, ten times the earlier time
-    at most added.
-    """
-    return {phase: max(limit, 10.0 * earlier.get(phase.value, 0.0)) for phase, limit in base.items()}
 
 
 def follow_until_ready(
@@ -60,10 +55,12 @@ def follow_until_ready(
     is_alive: Callable[[], bool],
     ready: Callable[[], bool],
     on_event: Callable[[Event], None] | None = None,
+    look: Callable[[], Sequence[str]] | None = None,
     limits: Mapping[Phase, float] = STALL_LIMITS,
     offset: int = 0,
     poll_s: float = 0.25,
     probe_s: float = 1.0,
+    look_s: float = 5.0,
     clock: Callable[[], float] = time.monotonic,
 ) -> Outcome:
     """Follow the log from ``offset`` on until the start has succeeded or failed.
@@ -72,6 +69,8 @@ def follow_until_ready(
         is_alive: whether the service's main process is there; asked about once per ``probe_s``, believed at the second
             "no" in a row.
         ready: whether the service answers (``health.is_ready``); asked about once per ``probe_s``.
+        look: what the host itself shows to be wrong (a full disk, a stopped process, a kernel message), asked once per
+            ``look_s``; believed when the same line comes twice in a row.
         limits: seconds without a new line per phase. There is no limit on the whole: a slow start that moves on is
             left alone.
 
@@ -82,23 +81,27 @@ def follow_until_ready(
     began = now = last_new = last_probe = clock()
     phase, phase_began, activity = Phase.SPAWN, began, 0
     phases: dict[str, float] = {}
+    silences: dict[str, float] = {}
     fatal_at: float | None = None
-    gone = 0
+    gone, last_look = 0, began
+    suspects: set[str] = set()
 
     def outcome(kind: str, detail: str) -> Outcome:
         phases[phase.value] = phases.get(phase.value, 0.0) + now - phase_began
-        return Outcome(kind, watcher.state.phase, detail, now - began, dict(phases), watcher)
+        silences[phase.value] = max(silences.get(phase.value, 0.0), now - last_new)
+        return Outcome(kind, watcher.state.phase, detail, now - began, dict(phases), dict(silences), watcher)
 
     for chunk in host.follow(log_path, offset=offset, poll_s=poll_s):
         now = clock()
         for event in watcher.feed(chunk) if chunk else ():
             tell(event)
         state = watcher.state
+        if state.activity != activity:
+            silences[phase.value] = max(silences.get(phase.value, 0.0), now - last_new)
+            activity, last_new = state.activity, now
         if state.phase is not phase:
             phases[phase.value] = phases.get(phase.value, 0.0) + now - phase_began
             phase, phase_began = state.phase, now
-        if state.activity != activity:
-            activity, last_new = state.activity, now
         if state.fatal and fatal_at is None:
             fatal_at = now
         if fatal_at is not None and (now - fatal_at > _DRAIN_S or (not chunk and now - fatal_at > poll_s)):
@@ -120,10 +123,22 @@ def follow_until_ready(
                     why = first.exception if first else (watcher.recent[-1] if watcher.recent else "no line in the log")
                     return outcome("exited", f"the process ended in phase {phase.value}: {why}")
             now = clock()
+        if look is not None and fatal_at is None and now - last_look >= look_s:
+            last_look = now
+            seen = list(look())
+            wrong = [line for line in seen if line in suspects]
+            suspects = set(seen)
+            now = clock()
+            if wrong:
+                for line in wrong:
+                    for event in watcher.note(line):
+                        tell(event)
+                return outcome("fatal", wrong[0])
         limit = limits.get(phase, STALL_LIMITS[phase])
         if fatal_at is None and now - last_new > limit:
-            return outcome(
-                "stalled",
-                f"stalled in phase {phase.value}: no new line for {now - last_new:.0f} s (limit {limit:.0f} s)",
-            )
+            why = f"stalled in phase {phase.value}: no new line for {now - last_new:.0f} s (limit {limit:.0f} s)"
+            for line in (why, *(look() if look is not None else ())):
+                for event in watcher.note(line):
+                    tell(event)
+            return outcome("stalled", why)
     return outcome("exited", "the log could not be followed any longer")

@@ -19,6 +19,8 @@ MAX_LINE = 32_768
 """Bytes of a line that are looked at; the rest is dropped."""
 MAX_TRACEBACK = 120
 """Lines kept of one traceback: its head and its end."""
+MAX_EARLIER = 5
+"""Failed starts that are remembered."""
 MAX_SCANS = 5_000
 """Distinct suspicious lines that are matched against the whole table in one start."""
 
@@ -85,12 +87,15 @@ class WatchState:
     fatal_line: int = 0
     lines: int = 0
     starts: int = 1
+    earlier: list[WatchState] = field(default_factory=list)
+    """Starts of the same log that failed before this one, oldest first; the last few."""
     activity: int = 0
     """Counts lines other than access-log lines: proof of progress."""
 
 
 _ANSI = re.compile(rb"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07]*\x07|\x1b[@-_]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _PREFIX = re.compile(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)?((?: [A-Z_]+\d+)*)\] ?")
+_RUNNER_START = re.compile(r"\[serve [^\]]*\] start: ")
 _TRACE = "Traceback (most recent call last)"
 _EXCEPTION = re.compile(
     r"^(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Timeout|Warning|Fault|Refused)?(?:: |:?$)"
@@ -102,6 +107,7 @@ _FATAL = re.compile(
     r"|: error: (?:unrecognized|argument |the following)|[Aa]ddress already in use|Capture .{0,40}graph failed|^Killed$"
     r"|core dumped|No space left on device|Floating point exception|Out of memory: Killed"
     r"|(?:rank|scheduler|detokenizer)\S* .{0,20}(?:died|terminated unexpectedly)"
+    r"|^\[serve [^\]]*\] (?:not started|cannot start|given up|ended with -?[1-9]\d*$)"
 )
 _BENIGN = re.compile(
     r"API \(\S+\) disabled"
@@ -116,10 +122,10 @@ _KEYWORDS = tuple(
         b"|atchdog|igquit|illed|ut of|imeout|imed out|Xid|nvalid|efused|enied|issing|stuck|hangs|hung"
         b"|recognized|exceed|ignal|unbalanced|anic|oom|already|died|dumped|deadlock|nan|inf |warmup"
         b"|torch distributed|Load weight|oading |Captur|KV Cache|draft runner|max_total_num_tokens|Uvicorn"
-        b"|fired up|erverArgs(|Memory pool"
+        b"|fired up|erverArgs(|Memory pool|[serve "
     ).split(b"|")
 )
-_REPEATABLE = re.compile(rb"Traceback|\d/\d|egin|allocated|draft|max_total|Uvicorn|fired|ServerArgs")
+_REPEATABLE = re.compile(rb"Traceback|\d/\d|egin|allocated|draft|max_total|Uvicorn|fired|ServerArgs|\[serve ")
 _SHARDS = re.compile(r"[Ll]oading .*?(?:shards|weights|files).*?(\d+)/(\d+)")
 _GRAPH = re.compile(r"Capturing .*?\b(\d+)/(\d+) ?\[")
 _INDENT = (" ", "\t")
@@ -234,6 +240,13 @@ class Watcher:
             return stop
         return position
 
+    def note(self, line: str) -> list[Event]:
+        """Take what was seen beside the log (a verdict of ours, the host's own state) as one more line of evidence."""
+        events: list[Event] = []
+        self.recent.append(line[:400])
+        self._scan(line, "", events, always=True)
+        return events
+
     def close(self) -> list[Event]:
         """The log has ended: take its last line and an open traceback."""
         events: list[Event] = []
@@ -262,7 +275,8 @@ class Watcher:
             rank, body = prefix.group(1).strip(), text[prefix.end() :]
         if self._in_trace(text, prefix is not None, events):
             return
-        if "server_args=ServerArgs(" in body or body.startswith("ServerArgs("):
+        if "server_args=ServerArgs(" in body or body.startswith("ServerArgs(") or _RUNNER_START.match(text):
+            self._end_trace("", events)
             if state.phase is not Phase.SPAWN or state.first_errors or state.fatal:
                 self._restart()
                 state = self.state
@@ -335,20 +349,25 @@ class Watcher:
                 state.progress = now
                 events.append(Event("progress", body[:200], rank, state.lines, state.phase, *now))
 
-    def _scan(self, body: str, rank: str, events: list[Event]) -> None:
-        if _BENIGN.search(body) or (self._scans >= MAX_SCANS and not self._thorough):
+    def _scan(self, body: str, rank: str, events: list[Event], *, always: bool = False) -> None:
+        if not always and (_BENIGN.search(body) or (self._scans >= MAX_SCANS and not self._thorough)):
             return
         if not self._thorough:
             self._scans += 1
         for signature in match_line(body[:4000]):
             if signature.id not in self.state.matches:
-                self.state.matches[signature.id] = Match(signature, body[:1000], self.state.lines, rank)
+                line = 0 if always else self.state.lines
+                self.state.matches[signature.id] = Match(signature, body[:1000], line, rank)
                 events.append(Event("match", signature.id, rank, self.state.lines, self.state.phase))
 
     def _restart(self) -> None:
-        """A new start in the same log: forget the earlier one."""
+        """A new start in the same log: put the earlier one aside."""
         old = self.state
-        self.state = WatchState(lines=old.lines, starts=old.starts + 1, activity=old.activity)
+        failed = [*old.earlier, old] if old.fatal or old.first_errors else old.earlier
+        self.state = WatchState(
+            lines=old.lines, starts=old.starts + 1, activity=old.activity, earlier=failed[-MAX_EARLIER:]
+        )
+        old.earlier = []
         self._loads.clear()
         self._seen.clear()
         self._scans = 0

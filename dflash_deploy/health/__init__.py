@@ -3,9 +3,10 @@
 from dflash_deploy.health.http import NoReply, stream_completion
 from dflash_deploy.health.ladder import Options, check, is_ready, record
 from dflash_deploy.health.probes import Probe, parse_probes, read_probes, tiny_pair_probes
-from dflash_deploy.health.report import HealthReport, Level, Rung, RungStatus, prometheus
+from dflash_deploy.health.report import EXIT_CODES, HealthReport, Level, Rung, RungStatus, prometheus
 
 __all__ = [
+    "EXIT_CODES",
     "HealthReport",
     "Level",
     "NoReply",

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from importlib import resources
 from typing import Any
 
 from dflash_deploy.diagnose.signatures import KINDS, match_line
@@ -19,6 +18,9 @@ from dflash_deploy.health.http import NoReply, request
 from dflash_deploy.health.probes import GENERAL, Answer, Probe, ask, degenerate, tiny_pair_probes
 from dflash_deploy.health.report import HealthReport, Level, Rung, RungStatus
 from dflash_deploy.host.base import Host
+from dflash_deploy.launch.look import faults as host_faults
+from dflash_deploy.launch.look import kernel_lines, look
+from dflash_deploy.launch.look import load as host_load
 from dflash_deploy.settings import Settings
 
 HEALTH_TIMEOUT_S = 30.0
@@ -71,15 +73,11 @@ class _Ladder:
 
     # -- live ------------------------------------------------------------------------------------------------------
     def look(self) -> dict[str, Any]:
-        """Ask the host itself: port owner, process tree, patch manifest."""
-        script = resources.files("dflash_deploy.health").joinpath("remote_probe.py").read_bytes()
-        lib = posixpath.join(self.settings.venv, "lib")
-        for python in (self.settings.python, "python3"):
-            result = self.host.run([python, "-I", "-", str(self.settings.port), lib], input=script, timeout_s=30.0)
-            if result.ok:
-                self.seen = json.loads(result.out)
-                return self.seen
-        return {"error": (result.err or result.out)[-400:]}
+        """Ask the host itself: port owner, process tree, patch manifest, disk, GPUs, kernel."""
+        seen = look(self.host, self.settings)
+        if "error" not in seen:
+            self.seen = seen
+        return seen
 
     def process(self) -> _Verdict:
         seen = self.look()
@@ -117,6 +115,18 @@ class _Ladder:
             if any(n.startswith("sglang::") for n in names) and not any(n.startswith(wanted) for n in names):
                 return _bad(f"{wanted[8:]} process of the server is gone: scheduler process is gone or hung")
         return _ok(f"pid {owner['pid']} listens on port {self.settings.port}, {len(tree)} processes")
+
+    def machine(self) -> _Verdict:
+        wrong = [line for line in host_faults(self.seen) if "is stopped" not in line]
+        if wrong:
+            return _bad(*wrong, *kernel_lines(self.seen))
+        service = self.seen.get("service") or {}
+        told = [host_load(self.seen) or "nothing to be seen"]
+        if service.get("restarts"):
+            told.append(f"restarted {service['restarts']} times: dflash-deploy diagnose {self.host.name} says why")
+        self.data["restarts"] = service.get("restarts") or 0
+        self.data["gpus"] = (self.seen.get("gpu") or {}).get("gpus") or []
+        return _ok(*told, *kernel_lines(self.seen)[-3:])
 
     # -- ready -----------------------------------------------------------------------------------------------------
     def health(self) -> _Verdict:
@@ -354,6 +364,7 @@ class _Ladder:
 
 _RUNGS: tuple[tuple[str, Level, str, _Check], ...] = (
     ("process", Level.LIVE, "our server owns the port and none of its processes is stopped or gone", _Ladder.process),
+    ("host", Level.LIVE, "the log has room, no memory limit killed a process, the GPUs answer", _Ladder.machine),
     ("health", Level.READY, "the scheduler and detokenizer produce tokens now", _Ladder.health),
     ("arguments", Level.READY, "the server that answers runs the planned release, model and flags", _Ladder.arguments),
     ("patches", Level.READY, "every patched file has the bytes that were recorded", _Ladder.patches),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -30,6 +30,21 @@ class RungStatus(StrEnum):
     """It does not apply to this deployment."""
     NOT_RUN = "not-run"
     """An earlier rung failed."""
+
+
+EXIT_CODES = {
+    "process": 90,
+    "host": 91,
+    "health": 92,
+    "arguments": 93,
+    "patches": 94,
+    "completion": 95,
+    "concurrent": 96,
+    "speculation": 97,
+    "lossless": 98,
+    "soak": 99,
+}
+"""Exit code of ``health`` by the rung that does not hold: 9, and how high the ladder could be climbed."""
 
 
 @dataclass(frozen=True)
@@ -65,17 +80,23 @@ class HealthReport:
         return next((r for r in self.rungs if r.status in (RungStatus.FAILED, RungStatus.STARTING)), None)
 
     @property
+    def exit_code(self) -> int:
+        """0, or that of the rung that does not hold."""
+        return EXIT_CODES[self.failed.name] if self.failed else 0
+
+    @property
     def ok(self) -> bool:
         """Every rung of the level was run and none failed."""
         return bool(self.rungs) and all(r.status in (RungStatus.OK, RungStatus.SKIPPED) for r in self.rungs)
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON data; the keys are stable: host, level, ok, failed, rungs, data."""
+        """JSON data; the keys are stable: host, level, ok, failed, exit_code, rungs, data."""
         return {
             "host": self.host,
             "level": self.level.value,
             "ok": self.ok,
             "failed": self.failed.name if self.failed else None,
+            "exit_code": self.exit_code,
             "rungs": [
                 {
                     "name": r.name,
@@ -93,29 +114,73 @@ class HealthReport:
         }
 
 
-def prometheus(reports: tuple[HealthReport, ...]) -> str:
-    """The reports as text for node-exporter's textfile collector."""
-    lines = ["# HELP dflash_healthy 1 when every rung up to the level holds.", "# TYPE dflash_healthy gauge"]
-    lines += [f'dflash_healthy{{host="{_label(r.host)}",level="{r.level}"}} {int(r.ok)}' for r in reports]
-    lines += ["# HELP dflash_health_rung 1 ok, 0 failed, starting or not run; skipped rungs are left out."]
-    lines += ["# TYPE dflash_health_rung gauge"]
-    for report in reports:
-        for rung in report.rungs:
-            if rung.status is not RungStatus.SKIPPED:
-                value = int(rung.status is RungStatus.OK)
-                lines.append(f'dflash_health_rung{{host="{_label(report.host)}",rung="{rung.name}"}} {value}')
-    for name, key, help_text in (
-        (
-            "dflash_acceptance_length",
-            "acceptance_length",
-            "Tokens a verify step yields on average, bonus token included.",
-        ),
+def prometheus(reports: tuple[HealthReport, ...], unreachable: tuple[str, ...] = ()) -> str:
+    """The reports as text for node-exporter's textfile collector.
+
+    Args:
+        unreachable: hosts that gave no report at all; they count as not healthy.
+    """
+    lines: list[str] = []
+
+    def family(name: str, text: str, rows: Sequence[tuple[str, float]]) -> None:
+        if rows:
+            lines.extend((f"# HELP {name} {text}", f"# TYPE {name} gauge"))
+            lines.extend(f"{name}{{{labels}}} {value:g}" for labels, value in rows)
+
+    def host(report: HealthReport) -> str:
+        return f'host="{_label(report.host)}"'
+
+    family(
+        "dflash_healthy",
+        "1 when every rung up to the level holds.",
+        [(f'{host(r)},level="{r.level}"', int(r.ok)) for r in reports]
+        + [(f'host="{_label(name)}",level=""', 0) for name in unreachable],
+    )
+    family(
+        "dflash_host_reachable",
+        "1 when the host answered at all.",
+        [(host(r), 1) for r in reports] + [(f'host="{_label(name)}"', 0) for name in unreachable],
+    )
+    asked = [(r, g) for r in reports for g in r.rungs if g.status is not RungStatus.SKIPPED]
+    family(
+        "dflash_health_rung",
+        "1 ok, 0 failed, starting or not run; skipped rungs are left out.",
+        [(f'{host(r)},rung="{g.name}"', int(g.status is RungStatus.OK)) for r, g in asked],
+    )
+    family(
+        "dflash_health_rung_seconds",
+        "How long the rung took.",
+        [(f'{host(r)},rung="{g.name}"', g.seconds) for r, g in asked if g.status is not RungStatus.NOT_RUN],
+    )
+    for name, key, text in (
+        ("dflash_acceptance_length", "acceptance_length", "Tokens a verify step yields on average, bonus included."),
         ("dflash_tokens_per_second", "tokens_per_s", "Output tokens per second during the probe."),
+        ("dflash_service_restarts", "restarts", "Restarts since the service was launched."),
     ):
-        values = [(r.host, r.data[key]) for r in reports if r.data.get(key) is not None]
-        if values:
-            lines += [f"# HELP {name} {help_text}", f"# TYPE {name} gauge"]
-            lines += [f'{name}{{host="{_label(host)}"}} {value:g}' for host, value in values]
+        family(name, text, [(host(r), float(r.data[key])) for r in reports if r.data.get(key) is not None])
+    family(
+        "dflash_accepted_at_position",
+        "Share of verify steps that accepted the draft up to this position.",
+        [
+            (f'{host(r)},position="{at}"', share)
+            for r in reports
+            for at, share in enumerate(r.data.get("acceptance_by_position") or (), 1)
+        ],
+    )
+    for name, key, scale, text in (
+        ("dflash_gpu_memory_used_bytes", "used_mib", 2**20, "GPU memory in use, of all processes."),
+        ("dflash_gpu_utilisation_percent", "percent", 1, "Share of time with a kernel running."),
+    ):
+        family(
+            name,
+            text,
+            [
+                (f'{host(r)},gpu="{gpu["index"]}"', float(gpu[key]) * scale)
+                for r in reports
+                for gpu in r.data.get("gpus") or ()
+                if gpu.get(key) is not None
+            ],
+        )
     return "\n".join(lines) + "\n"
 
 

@@ -11,8 +11,11 @@ from dflash_deploy.errors import CommandFailed
 from dflash_deploy.execute import digests
 from dflash_deploy.facts import Facts
 from dflash_deploy.host.base import Host
+from dflash_deploy.launch.look import faults, kernel_lines, load, look
 from dflash_deploy.plan.launch import Present, paths, systemctl
 from dflash_deploy.settings import Mode, Settings
+
+__all__ = ["ServiceState", "faults", "follow", "kernel_lines", "load", "log_size", "look", "observe", "present", "tail"]
 
 
 @dataclass(frozen=True)

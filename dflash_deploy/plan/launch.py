@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import posixpath
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,8 @@ from dflash_deploy.settings import Mode, Settings
 
 GRACE_S = 30
 """Seconds that the server gets to end by itself."""
+GATE_WAIT_S = 60
+"""Seconds that a start waits for the port and the GPUs to become free: a driver takes some to give memory back."""
 LOGS_KEPT = 5
 LOG_MIB = 64
 
@@ -86,10 +89,17 @@ def render(settings: Settings, facts: Facts, templates: Path, content: Sequence[
         keep_trailing_newline=True,
         autoescape=False,
     )
+    places = (settings.root, settings.venv, settings.model, settings.draft_model)
+
+    def under(*roots: str) -> bool:
+        return any(place.startswith(root + "/") for place in places for root in roots)
+
+    jinja.globals["under"] = under
     jinja.filters.update(exec=exec_line, quoted=env_quoted, path=unit_escaped)
     runner = (templates / "serve.py").read_bytes()
     env = jinja.get_template("service.env.j2").render(env=settings.environment()).encode()
     server = settings.server_argv()
+    gates = gate_words(settings)
     fingerprint = hashlib.sha256(
         repr((env, runner, server, settings.mode, settings.root, tuple(content))).encode()
     ).hexdigest()[:16]
@@ -97,16 +107,37 @@ def render(settings: Settings, facts: Facts, templates: Path, content: Sequence[
         settings.python, settings.runner, "run" if settings.mode != Mode.SUPERVISOR else "start",
         "--state", settings.state_file, "--log", settings.log_file, "--keep", str(LOGS_KEPT), "--max-mib", str(LOG_MIB),
         "--grace", str(GRACE_S), "--cwd", settings.service_dir, "--fingerprint", fingerprint,
-        *(("--env-file", settings.env_file) if settings.mode == Mode.SUPERVISOR else ()),
+        *(("--env-file", settings.env_file, *gates) if settings.mode == Mode.SUPERVISOR else ()),
         "--", *server,
     )  # fmt: skip
+    gate = (settings.python, settings.runner, "gate", "--log", settings.log_file, *gates)
     unit = b""
     if settings.mode != Mode.SUPERVISOR:
         user = facts.user if settings.mode == Mode.SYSTEM and facts.uid != 0 else ""
         unit = jinja.get_template("service.unit.j2").render(
-            settings=settings, argv=argv, user=user, mode=str(settings.mode), grace_s=GRACE_S
+            settings=settings, argv=argv, gate=gate, user=user, mode=str(settings.mode), grace_s=GRACE_S,
         ).encode()  # fmt: skip
     return ServiceFiles(unit, env, runner, fingerprint, argv)
+
+
+def gate_words(settings: Settings) -> tuple[str, ...]:
+    """What must be free before the server starts: its port, and of each GPU the share that it will take."""
+    words = ["--port", str(settings.port), "--wait", str(GATE_WAIT_S)]
+    if settings.stack.device == "cuda":
+        words += ["--gpu-share", f"{memory_fraction(settings):g}"]
+    return tuple(words)
+
+
+def memory_fraction(settings: Settings) -> float:
+    """The planned ``--mem-fraction-static``; 0.8 where it is left to SGLang, which then computes about that."""
+    argv = settings.server_argv()
+    fraction = 0.8
+    for at, word in enumerate(argv):
+        name, mark, value = word.partition("=")
+        if name == "--mem-fraction-static":
+            with contextlib.suppress(ValueError, IndexError):
+                fraction = float(value if mark else argv[at + 1])
+    return min(max(fraction, 0.0), 1.0)
 
 
 def plan_launch(settings: Settings, facts: Facts, files: ServiceFiles, present: Present) -> Plan:

@@ -5,11 +5,21 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from dflash_deploy.diagnose import STALL_LIMITS, Event, Outcome, Phase, follow_until_ready, learned_limits
+from dflash_deploy.diagnose import (
+    STALL_LIMITS,
+    Event,
+    Outcome,
+    Phase,
+    follow_until_ready,
+    learned_limits,
+    read_starts,
+    record_start,
+)
 from dflash_deploy.host.local import LocalHost
 
 BEGIN = "[2026-01-05 10:00:01] Init torch distributed begin.\n"
@@ -107,6 +117,38 @@ def test_only_silence_stalls(tmp_path: Path, chatty: bool) -> None:
         assert "stalled in phase dist-init" in outcome.detail
 
 
-def test_limits_learn_from_an_earlier_start() -> None:
-    limits = learned_limits({"weights": 1000.0, "graphs": 3.0})
-    assert limits[Phase.WEIGHTS] == 10_000 and limits[Phase.GRAPHS] == STALL_LIMITS[Phase.GRAPHS]
+def test_limits_learn_from_earlier_starts(tmp_path: Path) -> None:
+    """Stored on the host; starts of something else, failed ones and torn lines teach nothing."""
+    host, store = LocalHost(name="local"), str(tmp_path / "starts.jsonl")
+    log = tmp_path / "s.log"
+    log.write_text(BEGIN)
+
+    def write() -> None:
+        time.sleep(1.0)
+        with log.open("a") as file:
+            file.write("[2026-01-05 10:00:03] Load weight begin. avail mem=1 GB\n")
+
+    outcome, _ = follow(log, write, ready=lambda: "weight" in log.read_text())
+    assert outcome.ok and 0.8 < outcome.silences["dist-init"] < 2.0, outcome.silences
+    record_start(host, store, "a", outcome)
+    record_start(host, store, "b", replace(outcome, silences={"weights": 1000.0, "dist-init": 100.0}))
+    record_start(host, store, "b", replace(outcome, kind="stalled", silences={"weights": 9000.0}))
+    with Path(store).open("a") as file:
+        file.write('{"event": "sta')
+    taught = learned_limits(read_starts(host, store, "a"))
+    assert taught[Phase.DIST_INIT] == STALL_LIMITS[Phase.DIST_INIT] / 3 and taught[Phase.GRAPHS] == 1800
+    taught = learned_limits(read_starts(host, store, "b"))
+    assert taught[Phase.WEIGHTS] == 10_000 and taught[Phase.DIST_INIT] == 1000
+    assert learned_limits(read_starts(host, str(tmp_path / "none"), "a")) == STALL_LIMITS
+
+
+def test_what_the_host_shows_ends_a_start(tmp_path: Path) -> None:
+    """Seen twice it is believed; seen once it may have passed."""
+    log = tmp_path / "s.log"
+    log.write_text(BEGIN)
+    looks = iter(
+        [["kernel: Out of memory: Killed process 1 (python)"], [], *[["no space left on device: /l is full"]] * 9]
+    )
+    outcome, events = follow(log, lambda: None, look=lambda: next(looks), look_s=0.1)
+    assert (outcome.kind, outcome.detail) == ("fatal", "no space left on device: /l is full")
+    assert list(outcome.watcher.state.matches) == ["disk-full"] and events[-1].text == "disk-full"

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from dflash_deploy.diagnose import by_id, diagnose, make_bundle, redact, table
+from dflash_deploy.diagnose.bundle import environment
 from dflash_deploy.diagnose.signatures import KINDS
 
 CASES = [
@@ -56,9 +57,32 @@ def test_unknown_failure_gives_the_first_exception() -> None:
 def test_bundle_holds_no_secret() -> None:
     secret = "hf_" + "a1B2c3D4e5F6g7H8i9J0"
     log = f"--api-key s3cr3tvalue {secret} HF_TOKEN={secret} http://bob:pa55word@proxy:3128 max_total_tokens=4096\n"
-    data = make_bundle(log.encode(), {"settings.json": {"api_key": "s3cr3tvalue", "port": 1}})
+    log += "the client said: open sesame\n"
+    shown, hidden = environment('# x\nCUDA_VISIBLE_DEVICES="0"\nDOOR="open sesame"\nSGLANG_API_KEY="k2k2k2"\n')
+    assert hidden == ("open sesame", "k2k2k2") and "sesame" not in shown and 'CUDA_VISIBLE_DEVICES="0"' in shown
+    parts = {"settings.json": {"api_key": "s3cr3tvalue", "port": 1, "argv": ["--api-key", "4n0th3r"]}, "env": shown}
+    data = make_bundle(log.encode(), parts, hidden)
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
         text = "".join((tar.extractfile(m) or io.BytesIO()).read().decode() for m in tar.getmembers())
-    for gone in ("s3cr3tvalue", secret, "pa55word"):
+    for gone in ("s3cr3tvalue", secret, "pa55word", "4n0th3r", "open sesame", "k2k2k2"):
         assert gone not in text
     assert "max_total_tokens=4096" in redact(log) and '"port": 1' in text
+    assert redact("--api-key-env NAME --tokenizer-path /m") == "--api-key-env NAME --tokenizer-path /m"
+
+
+def test_earlier_starts_are_told() -> None:
+    """A crash, a restart by the runner, and a healthy server after it: the crash is not forgotten."""
+    log = (
+        b"[serve 2026-01-05 10:00:00] start: python\n"
+        b"[2026-01-05 10:00:01] Scheduler hit an exception: Traceback (most recent call last):\n"
+        b'  File "a.py", line 1, in f\n    g()\nOSError: [Errno 28] No space left on device\n'
+        b"[serve 2026-01-05 10:00:03] ended with -3\n[serve 2026-01-05 10:00:08] start: python\n"
+        b"[2026-01-05 10:00:12] The server is fired up and ready to roll!\n"
+    )
+    for thorough in (True, False):
+        found = diagnose(log, thorough=thorough)
+        assert not found.failed and found.starts == 2
+        assert [c.id if c else None for c in found.earlier] == ["disk-full"]
+    gate = b"[serve 2026-01-05 10:00:00] not started: port 30000 is in use by pid 7: python3 -m http.server\n"
+    found = diagnose(log + gate, thorough=False)
+    assert found.primary and found.primary.id == "port-in-use"

@@ -42,6 +42,7 @@ def test_healthy(standin: Standin) -> None:
     assert report.data["acceptance_length"] == 3.0 and report.data["acceptance_by_position"] == [1.0, 0.75, 0.25]
     assert [r.name for r in seen] == [
         "process",
+        "host",
         "health",
         "arguments",
         "patches",

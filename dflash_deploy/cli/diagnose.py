@@ -1,0 +1,215 @@
+"""Command ``diagnose``: from a log, a report or a host to the cause."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dflash_deploy.cli.common import JsonOption, emit_json
+from dflash_deploy.cli.deploy import AcceptNew, InventoryOption, Root, ServiceName, Venv
+from dflash_deploy.errors import DflashError, UsageError
+
+if TYPE_CHECKING:
+    from dflash_deploy.cli.deployment import Deployment
+    from dflash_deploy.diagnose import Diagnosis
+
+CHUNK = 1 << 20
+
+
+def diagnose(
+    source: Annotated[
+        str, typer.Argument(metavar="[HOST|LOGFILE|-]", help="A log file, '-' for stdin, or a host.")
+    ] = "local",
+    bundle: Annotated[Path | None, typer.Option(help="Write a redacted tar.gz for someone else to look at.")] = None,
+    root: Root = None,
+    venv: Venv = None,
+    inventory: InventoryOption = None,
+    accept_new: AcceptNew = False,
+    service: ServiceName = None,
+    json: JsonOption = False,
+) -> None:
+    """Name the cause of a failed start or a failing server from its log, its host or a report."""
+    from dflash_deploy import diagnose as room
+
+    secrets: tuple[str, ...] = ()
+    if source == "-":
+        found, log = _stream(iter(lambda: sys.stdin.buffer.read(CHUNK), b""), keep=bundle is not None)
+        parts: dict[str, Any] = {}
+    elif Path(source).is_file():
+        try:
+            with Path(source).open("rb") as file:
+                found, log = _stream(iter(lambda: file.read(CHUNK), b""), keep=bundle is not None)
+        except OSError as error:
+            raise UsageError(f"{source} cannot be read", evidence=str(error)) from error
+        parts = {}
+    elif "/" in source and "@" not in source:
+        raise UsageError(f"there is no file {source}", hint="a log file, '-' or a host")
+    else:
+        given = {"root": root, "venv": venv, "inventory": inventory, "service": service}
+        options = {key: value for key, value in given.items() if value is not None}
+        found, log, parts, secrets = _of_host(source, {**options, "accept_new": accept_new}, whole=bundle is not None)
+    if bundle is not None:
+        try:
+            bundle.write_bytes(room.make_bundle(log, {**parts, "diagnosis.json": found.as_dict()}, secrets))
+        except OSError as error:
+            raise UsageError(f"{bundle} cannot be written", evidence=str(error)) from error
+        print(
+            f"wrote {bundle}; keys and tokens are replaced: read it before you pass it on",
+            file=sys.stderr,
+        )
+    if json:
+        emit_json({"source": source, **found.as_dict()})
+    else:
+        _tell(source, found)
+
+
+def _stream(chunks: Iterable[bytes], *, keep: bool) -> tuple[Diagnosis, bytes]:
+    """Diagnose without holding the whole: matched line by line while it is short, by suspicious lines when it is not.
+
+    Args:
+        keep: return the bytes for a bundle (its head and its end).
+    """
+    from dflash_deploy.diagnose import Watcher, diagnose, diagnose_watcher
+    from dflash_deploy.diagnose.bundle import MAX_LOG
+    from dflash_deploy.diagnose.diagnosis import THOROUGH_BYTES
+
+    head, watcher, kept, tail = b"", None, bytearray(), b""
+
+    def into(watcher: Watcher, data: bytes) -> None:
+        nonlocal tail
+        watcher.feed(data)
+        if keep:
+            room = max(0, MAX_LOG // 2 + 1 - len(kept))
+            kept.extend(data[:room])
+            tail = (tail + data[room:])[-MAX_LOG // 2 - 1 :]
+
+    for chunk in chunks:
+        if watcher is None:
+            head += chunk
+            if len(head) <= THOROUGH_BYTES:
+                continue
+            watcher, chunk, head = Watcher(), head, b""
+        into(watcher, chunk)
+    if watcher is None:
+        return diagnose(head), head
+    return diagnose_watcher(watcher), bytes(kept) + tail
+
+
+def _of_host(
+    name: str, options: dict[str, Any], *, whole: bool
+) -> tuple[Diagnosis, bytes, dict[str, Any], tuple[str, ...]]:
+    """The service's log with the one before it, judged beside what the host itself shows.
+
+    Args:
+        whole: gather what a bundle holds as well.
+    """
+    from dflash_deploy.cli.deployment import deployment
+    from dflash_deploy.diagnose import diagnose
+    from dflash_deploy.launch import faults, kernel_lines, look
+
+    with deployment(name, options, serving=False) as here:
+        settings, host = here.settings, here.host
+        now, before = host.read(settings.log_file), host.read(settings.log_file + ".1")
+        seen = look(host, settings)
+        if now is None and before is None:
+            raise UsageError(
+                f"{name} has no log at {settings.log_file}", evidence=faults(seen), hint=f"dflash-deploy launch {name}"
+            )
+        # systemd begins a new log with each start: what ended the start before stands in the one before.
+        log = (before or b"") + (now or b"")
+        found = diagnose(log, notes=faults(seen))
+        if found.failed and (said := kernel_lines(seen)):
+            found = diagnose(log, notes=[*faults(seen), *said])
+        parts, secrets = _parts(here, seen) if whole else ({}, ())
+    return found, log, parts, secrets
+
+
+def _parts(here: Deployment, seen: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Arguments, environment, facts, manifest and state, each as far as it can be had; and what must not be shown."""
+    from dflash_deploy.cli.start import api_key_of, starts_file
+    from dflash_deploy.diagnose.bundle import environment
+    from dflash_deploy.facts import gather
+    from dflash_deploy.facts.redact import redact
+    from dflash_deploy.health.http import NoReply, request
+
+    settings, host = here.settings, here.host
+    parts: dict[str, Any] = {"settings.json": settings.as_dict(), "look.json": seen}
+
+    def add(name: str, get: Any) -> None:
+        try:
+            parts[name] = get()
+        except (DflashError, NoReply, OSError) as error:
+            parts[name] = f"not to be had: {error}\n"
+
+    def text(path: str) -> str:
+        return (host.read(path) or b"(absent)\n").decode("utf-8", "replace")
+
+    def effective() -> Any:
+        with host.forward(settings.port) as port:
+            reply = request(f"http://127.0.0.1:{port}", "/server_info", key=api_key_of(settings), timeout_s=10)
+            return reply.json() or f"HTTP {reply.status}\n"
+
+    def unit() -> str:
+        return host.run(["systemctl", "cat", f"{settings.service}.service"], timeout_s=20).out or "(no unit)\n"
+
+    add("state.json", lambda: text(settings.state_file))
+    add("service.json", lambda: here.service().as_dict())
+    parts["environment.txt"], hidden = environment(text(settings.env_file))
+    add("unit.txt", unit)
+    add("server-info.json", effective)
+    add("starts.jsonl", lambda: text(starts_file(settings)))
+    add("manifest.json", lambda: text(str((seen.get("manifest") or {}).get("path") or "/nonexistent")))
+    add("facts.json", lambda: redact(gather(host, venvs=[settings.venv], paths=[settings.root]).to_json()))
+    return parts, (api_key_of(settings), *hidden)
+
+
+def _tell(source: str, found: Diagnosis) -> None:
+    for line in lines(source, found):
+        print(line)
+
+
+def lines(source: str, found: Diagnosis) -> Iterator[str]:
+    """The diagnosis for people."""
+    yield f"{source}: {found.lines} lines, {found.starts} start(s), phase {found.phase}"
+    for number, old in enumerate(found.earlier, 1):
+        yield f"failed start {number} before: {f'{old.id}: {old.title}' if old else 'cause not known'}"
+    if not found.failed:
+        yield "no failure is visible in this log" + (" since the last start" if found.earlier else "")
+        if found.earlier and (last := found.earlier[-1]):
+            yield from _cause(source, "LAST FAILURE", last)
+        return
+    if found.primary:
+        yield from _cause(source, "PRIMARY", found.primary)
+    else:
+        yield "the cause is not known"
+    for other in found.others:
+        yield f"also     {other.id} (line {other.line}): {other.title}"
+    for error in found.first_errors:
+        yield f"first exception of {error.rank or 'the main process'} (line {error.line}): {error.exception[:300]}"
+    if not found.primary:
+        for line in found.first_errors[0].lines[-12:] if found.first_errors else found.context[-12:]:
+            yield f"  {line}"
+        yield f"next: dflash-deploy diagnose {source} --bundle FILE"
+
+
+def _cause(source: str, mark: str, cause: Any) -> Iterator[str]:
+    host = source if source != "-" and not Path(source).is_file() else "HOST"
+    yield f"{mark}  {cause.id}: {cause.title}"
+    yield f"  cause     {cause.cause}"
+    if cause.line:
+        yield f"  evidence  line {cause.line}{' ' + cause.rank if cause.rank else ''}: {cause.evidence.strip()[:300]}"
+    else:
+        yield f"  evidence  seen on the host: {cause.evidence.strip()[:300]}"
+    yield f"  act on    {cause.where}"
+    yield f"  next      {cause.next.replace('HOST', host)}"
+    if cause.ref:
+        yield f"  see       {', '.join(cause.ref)}"
+
+
+def register(app: typer.Typer) -> None:
+    """Add this command to ``app``."""
+    app.command("diagnose")(diagnose)
