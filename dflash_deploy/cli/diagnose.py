@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dflash_deploy.cli.common import JsonOption, emit_json
-from dflash_deploy.cli.deploy import AcceptNew, InventoryOption, Root, ServiceName, Venv
+from dflash_deploy.cli.options import Place, spread
 from dflash_deploy.errors import DflashError, UsageError
 
 if TYPE_CHECKING:
@@ -21,15 +21,11 @@ CHUNK = 1 << 20
 
 
 def diagnose(
+    place: Place,
     source: Annotated[
         str, typer.Argument(metavar="[HOST|LOGFILE|-]", help="A log file, '-' for stdin, or a host.")
     ] = "local",
     bundle: Annotated[Path | None, typer.Option(help="Write a redacted tar.gz for someone else to look at.")] = None,
-    root: Root = None,
-    venv: Venv = None,
-    inventory: InventoryOption = None,
-    accept_new: AcceptNew = False,
-    service: ServiceName = None,
     json: JsonOption = False,
 ) -> None:
     """Name the cause of a failed start or a failing server from its log, its host or a report."""
@@ -49,9 +45,7 @@ def diagnose(
     elif "/" in source and "@" not in source:
         raise UsageError(f"there is no file {source}", hint="a log file, '-' or a host")
     else:
-        given = {"root": root, "venv": venv, "inventory": inventory, "service": service}
-        options = {key: value for key, value in given.items() if value is not None}
-        found, log, parts, secrets = _of_host(source, {**options, "accept_new": accept_new}, whole=bundle is not None)
+        found, log, parts, secrets = _of_host(source, place.given(), whole=bundle is not None)
     if bundle is not None:
         try:
             bundle.write_bytes(room.make_bundle(log, {**parts, "diagnosis.json": found.as_dict()}, secrets))
@@ -212,4 +206,4 @@ def _cause(source: str, mark: str, cause: Any) -> Iterator[str]:
 
 def register(app: typer.Typer) -> None:
     """Add this command to ``app``."""
-    app.command("diagnose")(diagnose)
+    app.command("diagnose")(spread(diagnose))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dflash_deploy.cli.common import JsonOption, emit_json
-from dflash_deploy.cli.deploy import AcceptNew, InventoryOption, ModeOption, ServiceName
+from dflash_deploy.cli.options import Wanted, spread
 from dflash_deploy.errors import DflashError, UsageError
 
 if TYPE_CHECKING:
@@ -196,6 +196,7 @@ def _show(report: HealthReport) -> None:
 
 
 def health(
+    wanted: Wanted,
     host: Annotated[str, typer.Argument(metavar="[HOST]", help="Default: every host of hosts.toml.")] = "",
     level: Annotated[str, typer.Option(help="live, ready, generate, spec, lossless or soak.")] = "spec",
     wait: Annotated[bool, typer.Option("--wait", help="Follow a start until it is ready, then check.")] = False,
@@ -210,19 +211,6 @@ def health(
         str, typer.Option(metavar="FILE", help="Record this server's answers as a reference ('-': stdout).")
     ] = "",
     prompts: Annotated[Path | None, typer.Option(help="Prompts to check or record, as JSON lines.")] = None,
-    port: Annotated[int | None, typer.Option(help="The service's port.")] = None,
-    model: Annotated[str | None, typer.Option(help="The planned model.")] = None,
-    draft_model: Annotated[str | None, typer.Option(help="The planned drafter.")] = None,
-    algorithm: Annotated[str | None, typer.Option(help="The planned algorithm: DDTREE, DFLASH or NONE.")] = None,
-    budget: Annotated[int | None, typer.Option(help="The planned nodes of the draft tree.")] = None,
-    root: Annotated[str | None, typer.Option(help="The deployment's folder on the host.")] = None,
-    venv: Annotated[str | None, typer.Option(help="The deployment's virtual environment on the host.")] = None,
-    stack: Annotated[str | None, typer.Option(help="The deployment's stack.")] = None,
-    inventory: InventoryOption = None,
-    accept_new: AcceptNew = False,
-    mode: ModeOption = None,
-    service: ServiceName = None,
-    server_arg: Annotated[list[str] | None, typer.Option("--server-arg", help="A planned argument.")] = None,
     api_key_env: Annotated[
         str, typer.Option(metavar="NAME", help="Variable with the server's API key. Default: the planned --api-key.")
     ] = "",
@@ -254,7 +242,7 @@ def health(
     if expect and not prompt:
         raise UsageError("--expect needs --prompt")
     stall_limits(stall or [])
-    names = [host] if host else sorted(load_inventory(inventory).hosts)
+    names = [host] if host else sorted(load_inventory(wanted.inventory).hosts)
     if not names:
         raise UsageError("no host was named and there is no hosts.toml", hint="dflash-deploy health local")
     probes = (ladder.Probe(prompt, 32, expect),) if prompt else (ladder.read_probes(prompts) if prompts else ())
@@ -265,13 +253,7 @@ def health(
         key=key, probes=probes, reference=ladder.read_probes(reference) if reference else (), concurrency=concurrency,
         min_acceptance=min_acceptance, soak_s=soak_seconds, timeout_s=timeout,
     )  # fmt: skip
-    planned = {
-        "port": port, "model": model, "draft_model": draft_model, "algorithm": algorithm, "budget": budget,
-        "root": root, "venv": venv, "stack": stack, "inventory": inventory, "mode": mode, "service": service,
-        "server_args": server_arg or None,
-    }  # fmt: skip
-    settings: dict[str, Any] = {name: value for name, value in planned.items() if value is not None}
-    settings["accept_new"] = accept_new
+    settings = wanted.given()
     if record:
         _record(names[0], record, settings, options)
         return
@@ -374,4 +356,4 @@ def _record(name: str, path: str, settings: Mapping[str, Any], options: Options)
 
 def register(app: typer.Typer) -> None:
     """Add this command to ``app``."""
-    app.command("health")(health)
+    app.command("health")(spread(health))
