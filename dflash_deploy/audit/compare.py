@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dflash_deploy.audit.rules.base import Case, version_of
+from dflash_deploy.audit.rules.base import Case, Unseen, version_of
 from dflash_deploy.audit.rules.driver import MIN_DRIVER
 from dflash_deploy.audit.stacks import dotted
 from dflash_deploy.facts import Facts
-from dflash_deploy.facts.parse import pair, rows, section, version_tuple
+from dflash_deploy.facts.parse import integer, pair, rows, section, version_tuple
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,12 @@ def native_problems(environment: Mapping[str, Any], there: Facts, here: Facts) -
 def compare(here: Facts, there: Facts) -> list[Item]:
     """Judge every environment, cache and model of ``here`` for ``there``."""
     found: list[Item] = []
-    for environment in Case(here).environments:
+    try:
+        environments = Case(here).environments
+    except Unseen as reason:
+        environments = []
+        found.append(Item("environments", "unknown", (str(reason),)))
+    for environment in environments:
         path = str(environment.get("path"))
         version = str(environment.get("version") or "")
         minor = ".".join(version.split(".")[:2])
@@ -114,7 +119,7 @@ def compare(here: Facts, there: Facts) -> list[Item]:
     found += caches(here, there)
     for model in rows(here.raw.get("models")):
         if model.get("exists"):
-            size = int(section(model, "weights").get("total_bytes") or 0) >> 20
+            size = (integer(section(model, "weights").get("total_bytes")) or 0) >> 20
             free = there.disk_free_mib.get(there.home)
             short = free is not None and free < size
             found.append(
@@ -137,13 +142,20 @@ def compare(here: Facts, there: Facts) -> list[Item]:
     return found
 
 
+def torch_versions(facts: Facts) -> set[str]:
+    """Versions of torch in the environments; empty where none was seen."""
+    try:
+        return {str(version_of(environment, "torch")) for environment in Case(facts).environments}
+    except Unseen:
+        return set()
+
+
 def caches(here: Facts, there: Facts) -> list[Item]:
     """JIT caches hold machine code for one GPU, one toolkit and one torch."""
     items = []
     mine = {gpu.compute_capability for gpu in here.gpus}
     theirs = {gpu.compute_capability for gpu in there.gpus}
-    torch = {str(version_of(e, "torch")) for e in Case(here).environments}
-    other = {str(version_of(e, "torch")) for e in Case(there).environments}
+    torch, other = torch_versions(here), torch_versions(there)
     for name, cache in section(here.raw, "python", "caches").items():
         why = []
         if mine != theirs:

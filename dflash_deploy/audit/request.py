@@ -9,7 +9,7 @@ from dflash_deploy.audit.rules import Case
 from dflash_deploy.audit.stacks import get_stack, stack_for
 from dflash_deploy.errors import UsageError
 from dflash_deploy.facts import Facts
-from dflash_deploy.facts.parse import section
+from dflash_deploy.facts.parse import section, texts
 
 
 def build_case(
@@ -38,7 +38,7 @@ def build_case(
             )
     elif name:
         chosen = get_stack(name)
-    words = args or [str(word) for word in saved.get("args") or []]
+    words = args or texts(saved.get("args"))
     variables = env if env is not None else {str(key): str(value) for key, value in section(saved, "env").items()}
     return Case(
         facts,

@@ -24,17 +24,17 @@ def clean(value: Any) -> Any:
     return value
 
 
-def version_tuple(text: str | None) -> tuple[int, ...] | None:
+def version_tuple(text: object) -> tuple[int, ...] | None:
     """``"580.159.04"`` as (580, 159, 4); None when it does not start with a number."""
     parts: list[int] = []
-    for part in re.split(r"[.\-+]", text or ""):
-        if not part.isdigit():
+    for part in re.split(r"[.\-+]", text if isinstance(text, str) else ""):
+        if not re.fullmatch(r"[0-9]{1,9}", part):
             break
         parts.append(int(part))
     return tuple(parts) or None
 
 
-def pair(text: str | None) -> tuple[int, int] | None:
+def pair(text: object) -> tuple[int, int] | None:
     """The first two numbers of a version."""
     found = version_tuple(text)
     return (found[0], found[1]) if found and len(found) > 1 else None
@@ -51,6 +51,16 @@ def section(raw: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
 def rows(value: Any) -> list[Mapping[str, Any]]:
     """The mappings of a list; empty for anything else."""
     return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
+
+
+def texts(value: Any) -> list[str]:
+    """The texts of a list; empty for anything else."""
+    return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
+
+
+def integers(value: Any) -> list[int]:
+    """The whole numbers of a list; empty for anything else."""
+    return [item for item in value if integer(item) is not None] if isinstance(value, list) else []
 
 
 def integer(value: Any) -> int | None:
@@ -76,12 +86,12 @@ def facts_from_json(raw: Mapping[str, Any], host: str = "") -> Facts:
     pythons = [
         PythonInterpreter(
             path=str(item["path"]),
-            version=(item["version"][0], item["version"][1], item["version"][2]),
+            version=(version[0], version[1], version[2]),
             has_venv=bool(item.get("venv_module") and item.get("ensurepip_module")),
             has_headers=bool(item.get("headers")),
         )
         for item in rows(python.get("interpreters"))
-        if isinstance(item.get("version"), list) and len(item["version"]) == 3 and isinstance(item.get("path"), str)
+        if len(version := integers(item.get("version"))) == 3 and isinstance(item.get("path"), str)
     ]
     gpus = [
         Gpu(

@@ -2,9 +2,10 @@
 
     python -m tests.bench.audit_speed --venv DIR [--repeat 7] [--targets 64] [--parallel 64] [--out FILE.json]
 
-One sshd listens on as many ports as there are targets; each port is a host of its own in ``hosts.toml``. Every run is the
-command as users call it, in a process of its own. Beside the wall time: the CPU time of the command and, over a proxy
-that delays every byte, how many network round trips it waits for. Read the machine's load with the figures.
+Each target is an sshd of its own, with its own port, host key and account key, on this machine: they share its cores with
+the command. Every run is the command as users call it, in a process of its own. Beside the wall time: the CPU time of the
+command and, over a proxy that delays every byte, how many network round trips it waits for. Read the machine's load with
+the figures.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.hosts.loopback import Sshd, free_port, start_sshd
+from tests.hosts.loopback import Sshd, start_sshd
 
 DELAY_S = 0.05
 """One way through the proxy."""
@@ -87,13 +88,17 @@ def slow_port(target: int) -> Iterator[int]:
         server.close()
 
 
-def inventory(folder: Path, sshd: Sshd, ports: list[int]) -> Path:
-    """``hosts.toml`` with host ``t0``, ``t1``, ... on each of the ports."""
-    kind, blob = sshd.host_key.with_suffix(".pub").read_text().split()[:2]
-    known = folder / "known_hosts"
-    known.write_text("".join(f"[127.0.0.1]:{port} {kind} {blob}\n" for port in ports))
-    lines = [f'[defaults]\nuser = "{sshd.user}"\nidentity_file = "{sshd.key}"\nknown_hosts = "{known}"\n']
-    lines += [f'[t{index}]\naddress = "127.0.0.1:{port}"\n' for index, port in enumerate(ports)]
+def inventory(folder: Path, servers: list[Sshd], port: int = 0) -> Path:
+    """``hosts.toml`` with host ``t0``, ``t1``, ..., one a server; ``port`` in place of the servers' own."""
+    known, lines = [], []
+    for index, sshd in enumerate(servers):
+        kind, blob = sshd.host_key.with_suffix(".pub").read_text().split()[:2]
+        known.append(f"[127.0.0.1]:{port or sshd.port} {kind} {blob}\n")
+        lines.append(
+            f'[t{index}]\naddress = "{sshd.user}@127.0.0.1:{port or sshd.port}"\n'
+            f'identity_file = "{sshd.key}"\nknown_hosts = "{folder / "known_hosts"}"\n'
+        )
+    (folder / "known_hosts").write_text("".join(known))
     path = folder / "hosts.toml"
     path.write_text("\n".join(lines))
     return path
@@ -110,7 +115,13 @@ def audit(hosts: Path, names: list[str], venvs: list[str], parallel: int) -> dic
     if done.returncode not in (0, 6):
         raise SystemExit(f"audit ended with {done.returncode}: {done.stderr[-2000:]}")
     answer = json.loads(done.stdout)
-    reports = [host["report"] for host in answer["hosts"]] if len(names) > 1 else [answer]
+    hosts_ = answer["hosts"] if len(names) > 1 else [{"host": names[0], "report": answer, "error": None}]
+    failed = [
+        f"{host['host']}: {host['error']['message']} {host['error']['evidence']}" for host in hosts_ if host["error"]
+    ]
+    if failed:
+        raise SystemExit("\n".join(failed))
+    reports = [host["report"] for host in hosts_]
     return {
         "wall_s": round(wall, 3),
         "client_cpu_s": round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 3),
@@ -124,23 +135,24 @@ def commands_in(log: Path) -> int:
 
 
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    ports = [free_port() for _ in range(options.targets)]
-    extra = "LogLevel VERBOSE\n" + "\n".join(f"ListenAddress 127.0.0.1:{port}" for port in ports[1:])
-    sshd = start_sshd(folder / "sshd", port=ports[0], extra=extra)
+    servers: list[Sshd] = []
     try:
-        hosts = inventory(folder, sshd, ports)
+        for index in range(options.targets):
+            servers.append(start_sshd(folder / f"sshd{index}", extra="LogLevel VERBOSE"))
+        hosts = inventory(folder, servers)
         audit(hosts, ["t0"], options.venv, 1)  # files into the page cache
-        log = folder / "sshd/sshd.log"
+        log = folder / "sshd0/sshd.log"
         started = commands_in(log)
         one = [audit(hosts, ["t0"], options.venv, 1) for _ in range(options.repeat)]
         commands = (commands_in(log) - started) / options.repeat
         names = [f"t{index}" for index in range(options.targets)]
         many = [audit(hosts, names, options.venv, options.parallel) for _ in range(options.rounds)]
-        with slow_port(ports[0]) as port:
-            slow_hosts = inventory(folder, sshd, [port])
+        with slow_port(servers[0].port) as port:
+            slow_hosts = inventory(folder, servers[:1], port)
             slow = min(audit(slow_hosts, ["t0"], options.venv, 1)["wall_s"] for _ in range(options.repeat))
     finally:
-        sshd.stop()
+        for server in servers:
+            server.stop()
     best = min(run["wall_s"] for run in one)
     wall = min(run["wall_s"] for run in many)
     share = options.targets / cores()
@@ -185,7 +197,7 @@ def main() -> None:
         "load_before": [round(value, 2) for value in load],
         "load_after": [round(value, 2) for value in os.getloadavg()],
     }
-    result["targets_are"] = "ports of one sshd on loopback"
+    result["targets_are"] = "an sshd each, on ports of loopback"
     text = json.dumps(result, indent=1)
     print(text)
     if options.out:

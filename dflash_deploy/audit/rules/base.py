@@ -7,9 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dflash_deploy.audit.stacks import Stack
-from dflash_deploy.facts import Facts
+from dflash_deploy.facts import Facts, Gpu
 from dflash_deploy.facts.parse import rows, section
 from dflash_deploy.model import Finding, Severity, Where
+
+
+class Unseen(Exception):
+    """Facts that a rule needs were not read; the text says which, and why when that is known."""
 
 
 @dataclass(frozen=True)
@@ -32,27 +36,69 @@ class Case:
     def raw(self) -> Mapping[str, Any]:
         return self.facts.raw
 
-    def looked(self, name: str) -> bool:
-        """The probe read this section."""
-        return name in self.raw and name not in section(self.raw, "probe", "errors")
+    def fact(self, *names: str) -> Any:
+        """The fact at ``names``, which may be None where absence is a value.
+
+        Raises:
+            Unseen: the probe did not read it.
+        """
+        errors = section(self.raw, "probe", "errors")
+        if names[0] in errors:
+            raise Unseen(f"{names[0]} was not seen: {errors[names[0]]}")
+        value: Any = self.raw
+        for name in names:
+            if not isinstance(value, Mapping) or name not in value:
+                raise Unseen(f"{'.'.join(names)} was not seen")
+            value = value[name]
+        return value
+
+    def see(self, *names: str) -> Mapping[str, Any]:
+        """As :meth:`fact`, for one that is a mapping."""
+        value = self.fact(*names)
+        if not isinstance(value, Mapping):
+            raise Unseen(f"{'.'.join(names)} was not seen")
+        return value
+
+    def items(self, *names: str) -> list[Mapping[str, Any]]:
+        """As :meth:`fact`, for a list of mappings."""
+        value = self.fact(*names)
+        if not isinstance(value, list):
+            raise Unseen(f"{'.'.join(names)} was not seen")
+        return rows(value)
 
     def variable(self, name: str) -> str:
-        value = self.env.get(name, section(self.raw, "env").get(name, ""))
-        return str(value)
+        """A variable of the service, "" when it is not set."""
+        return str(self.env[name] if name in self.env else self.see("env").get(name, ""))
 
     @property
-    def environments(self) -> list[Mapping[str, Any]]:
+    def environments(self) -> Sequence[Mapping[str, Any]]:
         """The environments to judge: those asked for, else those that hold SGLang."""
-        found = [item for item in rows(section(self.raw, "venvs").get("environments")) if item.get("exists")]
+        found = self.items("venvs", "environments")
         asked = [item for item in found if item.get("asked")]
-        return asked or [item for item in found if version_of(item, "sglang")]
+        return [item for item in asked or found if item.get("exists") and (asked or version_of(item, "sglang"))]
+
+    @property
+    def gpus(self) -> Sequence[Gpu]:
+        """The GPUs as the driver lists them. :class:`Unseen` where cards or a driver are there and no list is."""
+        smi = self.see("gpu", "smi")
+        status = smi.get("status")
+        cards = [item for item in rows(self.see("gpu").get("pci")) if item.get("kind") == "gpu"]
+        if not isinstance(smi.get("gpus"), list) or (status != "ok" and (cards or self.facts.driver is not None)):
+            raise Unseen(f"the GPUs could not be listed: nvidia-smi {status}")
+        return self.facts.gpus
+
+    @property
+    def driver(self) -> tuple[int, ...] | None:
+        """Version of the loaded kernel module; None: none is loaded."""
+        self.fact("gpu", "driver", "version")
+        return self.facts.driver
 
     @property
     def wants_gpu(self) -> bool:
         """The stack or an installed CUDA torch means to use a GPU."""
         if self.stack is not None:
             return self.stack.device == "cuda"
-        return bool(self.facts.gpus) or self.facts.driver is not None
+        return self.driver is not None or bool(self.gpus)
 
     def argument(self, name: str) -> str | None:
         """Value of ``--name VALUE`` or ``--name=VALUE``; "" for a bare flag; None when it is not given."""
@@ -94,8 +140,16 @@ class Rule:
     """Rules whose failures follow from this one's."""
 
     def run(self, case: Case) -> list[Finding]:
-        """Findings of this rule; a rule that yields nothing did not apply."""
-        verdicts = list(self.check(case)) or [na("nothing here that it applies to")]
+        """Findings of this rule. One that yields nothing did not apply; one whose facts were not read, or have a shape
+        that no probe writes, is unknown."""
+        verdicts: list[Verdict] = []
+        try:
+            verdicts.extend(self.check(case))
+        except Unseen as reason:
+            verdicts.append(unknown(str(reason)))
+        except Exception as error:  # facts come from other machines: one odd value must not hide the other rules
+            verdicts.append(unknown("the facts are of an unexpected shape", f"{type(error).__name__}: {error}"))
+        verdicts = verdicts or [na("nothing here that it applies to")]
         return [
             Finding(
                 self.id, v.severity, v.message, tuple(str(line) for line in v.evidence), v.remedy, v.where or self.where
@@ -151,7 +205,10 @@ def normal(name: str) -> str:
 
 def dists(environment: Mapping[str, Any]) -> dict[str, str]:
     """Normalized name -> version."""
-    return {normal(str(item.get("name"))): str(item.get("version")) for item in rows(environment.get("dists"))}
+    found = environment.get("dists")
+    if not isinstance(found, list):
+        raise Unseen(f"{label(environment)}: its distributions were not read")
+    return {normal(str(item.get("name"))): str(item.get("version")) for item in rows(found)}
 
 
 def version_of(environment: Mapping[str, Any], name: str) -> str | None:
@@ -159,9 +216,24 @@ def version_of(environment: Mapping[str, Any], name: str) -> str | None:
     return dists(environment).get(normal(name))
 
 
+def native(environment: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What was read of the environment's native files."""
+    found = environment.get("elf")
+    if not isinstance(found, Mapping):
+        raise Unseen(f"{label(environment)}: its native files were not read")
+    return found
+
+
 def modules(environment: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Native files that were read in full."""
-    return rows(section(environment, "elf").get("modules"))
+    return rows(native(environment).get("modules"))
+
+
+def torch_cuda(environment: Mapping[str, Any]) -> str:
+    """CUDA release of the installed torch, e.g. ``13.0``; "" for a CPU build or no torch."""
+    if "torch" not in environment:
+        raise Unseen(f"{label(environment)}: torch was not looked at")
+    return str(section(environment, "torch").get("cuda") or "")
 
 
 def label(environment: Mapping[str, Any]) -> str:

@@ -5,18 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from dflash_deploy.audit.rules.base import Case, Verdict, dists, fail, modules, na, ok, rule, unknown, warn
+from dflash_deploy.audit.rules.base import Case, Verdict, dists, fail, modules, na, ok, rule, torch_cuda, unknown, warn
 from dflash_deploy.audit.stacks import dotted
-from dflash_deploy.facts.parse import pair, rows, section, version_tuple
+from dflash_deploy.facts.parse import integers, pair, rows, section, version_tuple
 from dflash_deploy.model import Where
 
 MIN_DRIVER = {"11": (450,), "12": (525,), "13": (580,)}
 """CUDA major -> first driver branch that runs it (minor-version compatibility)."""
-
-
-def here(case: Case) -> Where:
-    """In a container the kernel module belongs to the host around it."""
-    return Where.HOST
 
 
 @rule(
@@ -35,35 +30,32 @@ def driver_supports_cuda(case: Case) -> Iterator[Verdict]:
         wanted.append((f"{case.stack.name} (CUDA {case.stack.cuda})", case.stack.min_driver))
     elif case.stack is None:
         for environment in case.environments:
-            cuda = section(environment, "torch").get("cuda")
-            if isinstance(cuda, str) and cuda.split(".")[0] in MIN_DRIVER:
+            cuda = torch_cuda(environment)
+            if cuda.split(".")[0] in MIN_DRIVER:
                 wanted.append(
                     (
                         f"torch {section(environment, 'torch').get('version')} (CUDA {cuda})",
                         MIN_DRIVER[cuda.split(".")[0]],
                     )
                 )
-    if not wanted or (case.facts.driver is None and not case.wants_gpu):
-        return
-    if not case.looked("gpu"):
-        yield unknown("the driver could not be looked at")
+    if not wanted or not case.wants_gpu:
         return
     for what, need in wanted:
-        if case.facts.driver is None:
+        if case.driver is None:
             yield fail(
                 f"{what} needs an NVIDIA driver; no kernel module is loaded",
                 remedy=f"install driver >= {dotted(need)} on the host",
             )
-        elif case.facts.driver < need:
+        elif case.driver < need:
             place = "the host of this container" if case.facts.container else "the host"
             remedy = f"driver >= {dotted(need)} on {place}, or a stack for the CUDA release that this driver runs"
             yield fail(
                 f"the driver is too old for {what}",
-                [f"driver {dotted(case.facts.driver)}, needs >= {dotted(need)}"],
+                [f"driver {dotted(case.driver)}, needs >= {dotted(need)}"],
                 remedy,
             )
         else:
-            yield ok(f"driver {dotted(case.facts.driver)} runs {what}")
+            yield ok(f"driver {dotted(case.driver)} runs {what}")
 
 
 @rule(
@@ -77,10 +69,10 @@ def driver_libraries_match_module(case: Case) -> Iterator[Verdict]:
     """The loaded kernel module and the user-space libraries (libcuda, libnvidia-ml) must be the same version, to the
     last component. They differ after an upgrade without a reboot, and in containers whose user space was installed
     apart from the host's."""
-    module = section(case.raw, "gpu", "driver").get("version")
+    module = case.fact("gpu", "driver", "version")
     if not module:
         return
-    libraries = section(case.raw, "gpu", "user_libraries")
+    libraries = case.see("gpu", "user_libraries")
     found = False
     for name in ("libnvidia-ml", "libcuda"):
         for item in rows(libraries.get(name)):
@@ -126,12 +118,9 @@ def driver_libraries_match_module(case: Case) -> Iterator[Verdict]:
 def driver_libraries_present(case: Case) -> Iterator[Verdict]:
     """Where the kernel module is visible, its user space (libcuda.so.1, libnvidia-ml.so.1) must be there too: in a
     container it is installed or mounted separately."""
-    if not section(case.raw, "gpu", "driver").get("version"):
+    if not case.fact("gpu", "driver", "version"):
         return
-    libraries = section(case.raw, "gpu", "user_libraries")
-    if not libraries:
-        yield unknown("the library folders could not be looked at")
-        return
+    libraries = case.see("gpu", "user_libraries")
     missing = [f"{name}.so.1" for name in ("libcuda", "libnvidia-ml") if not rows(libraries.get(name))]
     if missing:
         yield fail(
@@ -147,7 +136,7 @@ def driver_libraries_present(case: Case) -> Iterator[Verdict]:
 def no_compat_libcuda(case: Case) -> Iterator[Verdict]:
     """A compatibility libcuda (``/usr/local/cuda*/compat``) must not win over the driver's own: with another driver
     branch CUDA fails with error 803."""
-    if not section(case.raw, "gpu", "driver").get("version"):
+    if not case.fact("gpu", "driver", "version"):
         return
     path = case.variable("LD_LIBRARY_PATH")
     if "/compat" in path:
@@ -157,7 +146,7 @@ def no_compat_libcuda(case: Case) -> Iterator[Verdict]:
             "remove the compat folder from LD_LIBRARY_PATH",
         )
         return
-    for item in rows(section(case.raw, "gpu", "user_libraries").get("libcuda"))[:1]:
+    for item in case.items("gpu", "user_libraries", "libcuda")[:1]:
         if "compat" in str(item.get("real")) or "compat" in str(item.get("path")):
             yield fail(
                 "a compatibility libcuda comes first on the library path",
@@ -171,9 +160,9 @@ def no_compat_libcuda(case: Case) -> Iterator[Verdict]:
 @rule("gpu-driver-answers", Where.HOST, references=("astral-sh/uv#14647",), weight=4)
 def gpu_driver_answers(case: Case) -> Iterator[Verdict]:
     """nvidia-smi must answer in time and list every GPU with the same driver version."""
-    smi = section(case.raw, "gpu", "smi")
-    gpus = [item for item in rows(section(case.raw, "gpu").get("pci")) if item.get("kind") == "gpu"]
-    if not smi or (smi.get("status") == "absent" and case.facts.driver is None and not gpus):
+    smi = case.see("gpu", "smi")
+    gpus = [item for item in case.items("gpu", "pci") if item.get("kind") == "gpu"]
+    if smi.get("status") == "absent" and case.driver is None and not gpus:
         return
     status = smi.get("status")
     if status == "timeout":
@@ -195,12 +184,7 @@ def gpu_visible(case: Case) -> Iterator[Verdict]:
     """A CUDA stack needs a GPU that this account may use: the card, a bound driver and usable device nodes."""
     if not case.wants_gpu:
         return
-    if not case.looked("gpu"):
-        yield unknown("the GPUs could not be looked at")
-        return
-    blocked = [
-        str(item.get("path")) for item in rows(section(case.raw, "gpu").get("devices")) if item.get("usable") is False
-    ]
+    blocked = [str(item.get("path")) for item in case.items("gpu", "devices") if item.get("usable") is False]
     blocked = [path for path in blocked if re.fullmatch(r"/dev/nvidia(\d+|ctl|-uvm)", path)]
     if blocked:
         container = case.facts.container is not None
@@ -210,18 +194,12 @@ def gpu_visible(case: Case) -> Iterator[Verdict]:
             else "add the account to the device's group"
         )
         yield fail("this account may not use the GPU's device nodes", blocked, remedy)
-    elif case.facts.gpus:
+    elif case.see("gpu", "smi").get("status") != "failed" and case.gpus:
         yield ok(
-            ", ".join(
-                f"{gpu.name} (sm_{''.join(map(str, gpu.compute_capability or ('?',)))})" for gpu in case.facts.gpus
-            )
+            ", ".join(f"{gpu.name} (sm_{''.join(map(str, gpu.compute_capability or ('?',)))})" for gpu in case.gpus)
         )
-    elif section(case.raw, "gpu", "smi").get("status") in ("timeout", "absent") and case.facts.driver is not None:
-        yield unknown("the driver is loaded, its GPUs could not be listed")
     else:
-        cards = [
-            str(item.get("bus")) for item in rows(section(case.raw, "gpu").get("pci")) if item.get("kind") == "gpu"
-        ]
+        cards = [str(item.get("bus")) for item in case.items("gpu", "pci") if item.get("kind") == "gpu"]
         yield fail(
             "no usable NVIDIA GPU",
             [f"PCI: {', '.join(cards)}"] if cards else ["no NVIDIA card on the PCI bus"],
@@ -233,10 +211,10 @@ def gpu_visible(case: Case) -> Iterator[Verdict]:
 def fabric_manager_matches(case: Case) -> Iterator[Verdict]:
     """On NVSwitch machines the fabric manager must run, in exactly the driver's version: CUDA answers error 802 until
     then."""
-    fabric = section(case.raw, "gpu", "fabric")
+    fabric = case.see("gpu", "fabric")
     if not fabric.get("nvswitch"):
         return
-    module = str(section(case.raw, "gpu", "driver").get("version"))
+    module = str(case.fact("gpu", "driver", "version"))
     if not fabric.get("running"):
         yield fail(
             "an NVSwitch is there and no fabric manager runs",
@@ -262,11 +240,15 @@ def fabric_manager_matches(case: Case) -> Iterator[Verdict]:
 def toolkit_not_newer_than_driver(case: Case) -> Iterator[Verdict]:
     """The toolkit whose ptxas and nvcc compile at run time must not be newer than the CUDA release that the driver can
     JIT (cudaErrorUnsupportedPtxVersion)."""
-    limit = section(case.raw, "gpu", "smi").get("cuda")
-    most = pair(str(limit)) if limit else None
-    for item in rows(section(case.raw, "python", "cuda").get("toolkits"))[:1]:
+    if case.driver is None:
+        return
+    for item in case.items("python", "cuda", "toolkits")[:1]:
+        limit = case.fact("gpu", "smi", "cuda")
+        most = pair(str(limit)) if limit else None
         version = pair(str(item.get("version")))
         if version is None or most is None:
+            what = item.get("path") if version is None else "the driver's newest CUDA"
+            yield unknown(f"the version of {what} was not seen")
             continue
         if version > most:
             yield fail(
@@ -284,7 +266,7 @@ def gpu_architecture_covered(case: Case) -> Iterator[Verdict]:
     lower architecture. The loader takes sm90/ for capability 9.0 and sm100/ for everything else. A list that was cut
     short makes absence unknown."""
     for environment in case.environments:
-        for gpu in case.facts.gpus:
+        for gpu in case.gpus:
             if gpu.compute_capability is None:
                 yield unknown(f"GPU {gpu.index}: compute capability unknown")
                 continue
@@ -301,8 +283,8 @@ def gpu_architecture_covered(case: Case) -> Iterator[Verdict]:
                 if not code:
                     yield unknown(f"{module.get('path')}: no list of architectures")
                     continue
-                sm = [number for number in code.get("sm") or [] if isinstance(number, int)]
-                ptx = [number for number in code.get("ptx") or [] if isinstance(number, int)]
+                sm = integers(code.get("sm"))
+                ptx = integers(code.get("ptx"))
                 covered = any(number // 10 == major and number % 10 <= minor for number in sm) or any(
                     number <= major * 10 + minor for number in ptx
                 )
@@ -329,7 +311,7 @@ def ptxas_knows_gpu(case: Case) -> Iterator[Verdict]:
     need = {(10, 0): (3, 3), (12, 0): (3, 3), (10, 3): (3, 6), (12, 1): (3, 6)}
     for environment in case.environments:
         version = pair(dists(environment).get("triton"))
-        for gpu in case.facts.gpus:
+        for gpu in case.gpus:
             wanted = need.get(gpu.compute_capability or (0, 0))
             if version is None or wanted is None:
                 continue
@@ -347,14 +329,13 @@ def ptxas_knows_gpu(case: Case) -> Iterator[Verdict]:
 def gpu_memory_free(case: Case) -> Iterator[Verdict]:
     """The GPUs must be empty before a start: memory of an exited container is released late, and engine children
     survive their parent."""
-    gpus = rows(section(case.raw, "gpu", "smi").get("gpus"))
-    if not gpus:
+    if not case.gpus:
         return
-    processes = rows(section(case.raw, "gpu", "smi").get("processes"))
+    processes = case.items("gpu", "smi", "processes")
     held = [f"GPU process {item.get('pid')} {item.get('name')}: {item.get('memory_mib')} MiB" for item in processes]
     short = [
         gpu
-        for gpu in case.facts.gpus
+        for gpu in case.gpus
         if gpu.memory_mib and gpu.memory_free_mib is not None and gpu.memory_free_mib < 0.9 * gpu.memory_mib
     ]
     busy = [f"GPU {gpu.index}: {gpu.memory_free_mib} of {gpu.memory_mib} MiB free" for gpu in short]
@@ -390,7 +371,7 @@ def attention_backend_fits_gpu(case: Case) -> Iterator[Verdict]:
             given = given or bool(backend)
             continue
         given = True
-        for gpu in case.facts.gpus:
+        for gpu in case.gpus:
             if gpu.compute_capability and gpu.compute_capability[0] not in families[backend]:
                 yield fail(
                     f"{flag} {backend} does not run on {gpu.name} "
@@ -399,7 +380,7 @@ def attention_backend_fits_gpu(case: Case) -> Iterator[Verdict]:
                     f"{flag} triton (or flashinfer)",
                 )
                 break
-    if not case.facts.gpus and given and case.wants_gpu:
+    if given and case.wants_gpu and not case.gpus:
         yield unknown("no GPU to compare the attention backend with")
     elif given:
         yield ok("the attention backends exist for this GPU")

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from urllib.parse import urlsplit
 
 from dflash_deploy.audit.rules.base import Case, Verdict, fail, ok, rule, unknown, warn
-from dflash_deploy.facts.parse import integer, section
+from dflash_deploy.facts.parse import integer, integers, section, texts
 from dflash_deploy.model import Where
 
 
 @rule("disk-space-enough", Where.HOST, weight=10)
 def disk_space_enough(case: Case) -> Iterator[Verdict]:
     """Room for the stack's environment, and a file system that can be written and executed from."""
-    if not case.looked("host"):
-        yield unknown("the disks were not looked at")
-        return
     need = case.stack.installed_mib if case.stack else 0
-    home = section(case.raw, "host", "disk", case.facts.home)
+    home = case.see("host", "disk", case.facts.home)
     free = integer(home.get("free_mib"))
     if home.get("read_only"):
         yield fail(f"{case.facts.home} is read-only", (), "use another folder")
@@ -40,16 +37,16 @@ def disk_space_enough(case: Case) -> Iterator[Verdict]:
 def shm_large_enough(case: Case) -> Iterator[Verdict]:
     """/dev/shm of at least 1 GiB where several GPUs share work (Docker's default is 64 MB): NCCL's shared-memory
     transport lives there."""
-    total = integer(section(case.raw, "host", "shm").get("total_mib"))
-    several = len(case.facts.gpus) > 1
-    if not several:
+    if len(case.gpus) < 2:
         return
+    shm = case.fact("host", "shm")
+    total = integer(shm.get("total_mib")) if isinstance(shm, Mapping) else None
     if total is None:
         yield unknown("/dev/shm was not seen")
     elif total < 1024:
         yield fail(
             f"/dev/shm has {total} MiB",
-            [f"{len(case.facts.gpus)} GPUs"],
+            [f"{len(case.gpus)} GPUs"],
             "docker run --shm-size 16g (or --ipc=host); in LXC: mount a larger tmpfs",
         )
     else:
@@ -59,21 +56,19 @@ def shm_large_enough(case: Case) -> Iterator[Verdict]:
 @rule("limits-high-enough", Where.HOST, weight=25)
 def limits_high_enough(case: Case) -> Iterator[Verdict]:
     """Open files (65536 or what a unit sets) and, with several GPUs, locked memory."""
-    limits = section(case.raw, "host", "limits")
-    files = limits.get("nofile")
-    if not isinstance(files, list):
-        return
-    low = isinstance(files[1], int) and 0 <= files[1] < 4096
-    memlock = limits.get("memlock")
-    pinned = isinstance(memlock, list) and len(case.facts.gpus) > 1 and 0 <= int(memlock[1]) < 64 << 20
+    limits = case.see("host", "limits")
+    hard = {name: next(reversed(integers(limits.get(name))), None) for name in ("nofile", "memlock")}
+    files, locked = hard["nofile"], hard["memlock"]
+    low = files is not None and 0 <= files < 4096
+    pinned = locked is not None and 0 <= locked < 64 << 20 and len(case.gpus) > 1
     if low:
-        yield warn(f"at most {files[1]} open files", (), "LimitNOFILE in the unit, or /etc/security/limits.d")
-    if pinned and isinstance(memlock, list):
-        yield warn(
-            f"locked memory is limited to {int(memlock[1]) // 1024} KiB", (), "LimitMEMLOCK=infinity in the unit"
-        )
-    if not low and not pinned:
-        yield ok(f"{files[1]} open files")
+        yield warn(f"at most {files} open files", (), "LimitNOFILE in the unit, or /etc/security/limits.d")
+    if pinned and locked is not None:
+        yield warn(f"locked memory is limited to {locked // 1024} KiB", (), "LimitMEMLOCK=infinity in the unit")
+    if files is None:
+        yield unknown("the limit of open files was not seen")
+    elif not low and not pinned:
+        yield ok(f"{files if files >= 0 else 'any number of'} open files")
 
 
 @rule(
@@ -85,21 +80,17 @@ def limits_high_enough(case: Case) -> Iterator[Verdict]:
 def p2p_path_clear(case: Case) -> Iterator[Verdict]:
     """With several GPUs on PCIe, peer-to-peer writes must not be redirected: a translating IOMMU or ACS redirection
     makes the first all-reduce hang, and the wedge needs a GPU reset."""
-    if len(case.facts.gpus) < 2:
+    if len(case.gpus) < 2:
         return
-    topology = str(section(case.raw, "gpu", "smi").get("topology") or "")
+    topology = str(case.fact("gpu", "smi", "topology") or "")
     if re.search(r"\bNV\d+\b", topology):
         yield ok("the GPUs are joined by NVLink")
         return
     disabled = case.variable("NCCL_P2P_DISABLE") == "1"
-    iommu = section(case.raw, "iommu")
-    if not iommu:
-        yield unknown("IOMMU and ACS were not looked at")
-        return
-    translated = [str(kind) for kind in iommu.get("types") or [] if str(kind).startswith("DMA")]
-    redirect = iommu.get("acs_redirect")
+    translated = [kind for kind in texts(case.fact("iommu", "types")) if kind.startswith("DMA")]
+    redirect = case.fact("iommu", "acs_redirect")
     evidence = [f"IOMMU groups of type {', '.join(translated)}"] if translated else []
-    evidence += [f"ACS ReqRedir+ on {str(device)[:60]}" for device in (redirect or [])[:3]]
+    evidence += [f"ACS ReqRedir+ on {device[:60]}" for device in texts(redirect)[:3]]
     remedy = (
         "on the host: iommu=pt (or off) and ACS off in the firmware; "
         "else NCCL_P2P_DISABLE=1 together with --disable-custom-all-reduce"
@@ -109,7 +100,7 @@ def p2p_path_clear(case: Case) -> Iterator[Verdict]:
     elif disabled and case.argument("--disable-custom-all-reduce") is None:
         yield warn("NCCL_P2P_DISABLE=1 without --disable-custom-all-reduce", (), "disable both")
     elif redirect is None and not disabled:
-        names = {gpu.name for gpu in case.facts.gpus}
+        names = {gpu.name for gpu in case.gpus}
         if any("RTX PRO 6000" in name or "RTX 6000" in name for name in names):
             yield warn(
                 "workstation cards on PCIe: all-reduce is known to hang there",
@@ -126,14 +117,14 @@ def p2p_path_clear(case: Case) -> Iterator[Verdict]:
 def p2p_supported(case: Case) -> Iterator[Verdict]:
     """GeForce cards without peer-to-peer must not be used as if they had it: all-reduce hangs where a driver advertised
     it."""
-    if len(case.facts.gpus) < 2 or not all("GeForce RTX" in gpu.name for gpu in case.facts.gpus):
+    if len(case.gpus) < 2 or not all("GeForce RTX" in gpu.name for gpu in case.gpus):
         return
-    matrix = str(section(case.raw, "gpu", "smi").get("p2p") or "")
+    matrix = str(case.fact("gpu", "smi", "p2p") or "")
     if case.variable("NCCL_P2P_DISABLE") == "1":
         yield ok("peer-to-peer is switched off")
-    elif any("RTX 40" in gpu.name or "RTX 50" in gpu.name for gpu in case.facts.gpus):
+    elif any("RTX 40" in gpu.name or "RTX 50" in gpu.name for gpu in case.gpus):
         advertised = bool(re.search(r"GPU\d+(?:\s+(?:X|OK))+\s", matrix + " ")) and "OK" in matrix
-        evidence = [gpu.name for gpu in case.facts.gpus[:1]] + (
+        evidence = [gpu.name for gpu in case.gpus[:1]] + (
             ["the driver advertises peer-to-peer"] if advertised else ["the driver does not advertise it"]
         )
         (verdict) = fail if advertised else warn
@@ -150,11 +141,7 @@ def p2p_supported(case: Case) -> Iterator[Verdict]:
 def ports_free(case: Case) -> Iterator[Verdict]:
     """The HTTP port, and the internal ones beside it (dist-init and ZMQ take the range from port + 100 on unless they
     are set), must be free."""
-    if not case.looked("ports"):
-        if case.ports:
-            yield unknown("the ports were not looked at")
-        return
-    asked = section(case.raw, "ports", "asked")
+    asked = case.see("ports", "asked")
     taken = [
         f"{port}: {section(asked, port).get('command') or 'held by a process that this account may not see'} "
         f"(pid {section(asked, port).get('pid')})"
@@ -179,8 +166,6 @@ def no_proxy_covers_loopback(case: Case) -> Iterator[Verdict]:
     names = ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY", "https_proxy", "HTTPS_PROXY")
     proxies = {name: case.variable(name) for name in names if case.variable(name)}
     if not proxies:
-        if not case.looked("env"):
-            yield unknown("the environment was not looked at")
         return
     for name, value in proxies.items():
         try:

@@ -7,12 +7,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dflash_deploy.audit.rules.base import Case, Verdict, fail, ok, rule, unknown, version_of, warn
-from dflash_deploy.facts.parse import integer, rows, section
+from dflash_deploy.facts.parse import integer, rows, section, texts
 from dflash_deploy.model import Where
 
 
 def folders(case: Case) -> list[Mapping[str, Any]]:
-    return rows(case.raw.get("models"))
+    """The model folders that were asked for; none where no model is meant to be served."""
+    if not (case.model or case.draft) and not case.raw.get("models"):
+        return []
+    return case.items("models")
 
 
 def of(case: Case, path: str) -> Mapping[str, Any] | None:
@@ -39,9 +42,7 @@ def model_folder_readable(case: Case) -> Iterator[Verdict]:
         elif item.get("config_problem"):
             yield fail(f"{item.get('path')}: config.json {item.get('config_problem')}", (), "download the folder again")
         else:
-            yield ok(
-                f"{item.get('path')}: {', '.join(map(str, section(item, 'config').get('architectures') or ['?']))}"
-            )
+            yield ok(f"{item.get('path')}: {', '.join(texts(section(item, 'config').get('architectures')) or ['?'])}")
 
 
 @rule("shards-complete", Where.MODEL, references=("microsoft/OmniParser#34", "hiyouga/LlamaFactory#327"), weight=8)
@@ -51,14 +52,17 @@ def shards_complete(case: Case) -> Iterator[Verdict]:
     for item in folders(case):
         if item.get("exists") is False:
             continue
-        weights = section(item, "weights")
+        weights = item.get("weights")
+        if not isinstance(weights, Mapping):
+            yield unknown(f"{item.get('path')}: its weights were not looked at")
+            continue
         broken = [
             f"{file.get('name')}: {file.get('problem')}" for file in rows(weights.get("files")) if file.get("problem")
         ]
         broken += [
             f"{name}: missing"
-            for name in weights.get("absent_by_number") or []
-            if not any(str(name) in line for line in broken)
+            for name in texts(weights.get("absent_by_number"))
+            if not any(name in line for line in broken)
         ]
         if weights.get("index_problem"):
             broken.insert(0, f"{weights.get('index')} {weights.get('index_problem')}")
@@ -74,7 +78,7 @@ def shards_complete(case: Case) -> Iterator[Verdict]:
         else:
             yield ok(
                 f"{item.get('path')}: {len(rows(weights.get('files')))} weight file(s), "
-                f"{int(weights.get('total_bytes') or 0) >> 20} MiB"
+                f"{(integer(weights.get('total_bytes')) or 0) >> 20} MiB"
             )
 
 
@@ -83,10 +87,13 @@ def tokenizer_present(case: Case) -> Iterator[Verdict]:
     """The target needs a tokenizer with a vocabulary; without tokenizer.json some loaders make an empty one that
     encodes everything to nothing. A drafter needs none."""
     for item in folders(case):
-        architectures = " ".join(map(str, section(item, "config").get("architectures") or []))
+        architectures = " ".join(texts(section(item, "config").get("architectures")))
         if item.get("exists") is False or item.get("path") == case.draft or "DFlash" in architectures:
             continue
-        tokenizer = section(item, "tokenizer")
+        tokenizer = item.get("tokenizer")
+        if not isinstance(tokenizer, Mapping) or "config" not in item:
+            yield unknown(f"{item.get('path')}: its tokenizer was not looked at")
+            continue
         files = section(tokenizer, "files")
         pointers = [name for name, size in files.items() if size == "lfs pointer"]
         vocabulary = [
@@ -115,8 +122,13 @@ def draft_fits_target(case: Case) -> Iterator[Verdict]:
     """A DFlash drafter is trained for one target: its target_layer_ids must lie in the target, its hidden and
     vocabulary sizes equal the target's, its mask token lie in the vocabulary, and its block hold at least two
     tokens."""
+    if not case.draft:
+        return
     draft, target = of(case, case.draft), of(case, case.model)
-    if draft is None or not draft.get("exists", True):
+    if draft is None or ("config" not in draft and draft.get("exists", True)):
+        yield unknown(f"{case.draft} was not looked at")
+        return
+    if not draft.get("exists", True):
         return
     mine = text_config(draft)
     special = section(mine, "dflash_config")

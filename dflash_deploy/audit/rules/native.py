@@ -7,8 +7,21 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dflash_deploy.audit.abi import demangle, old_string_abi, releases_with, torch_for_kernel
-from dflash_deploy.audit.rules.base import Case, Verdict, dists, fail, label, modules, ok, rule, unknown, warn
-from dflash_deploy.facts.parse import pair, rows, section, version_tuple
+from dflash_deploy.audit.rules.base import (
+    Case,
+    Verdict,
+    dists,
+    fail,
+    label,
+    modules,
+    native,
+    ok,
+    rule,
+    torch_cuda,
+    unknown,
+    warn,
+)
+from dflash_deploy.facts.parse import integer, pair, rows, section, texts, version_tuple
 from dflash_deploy.model import Where
 
 CUDA_SONAME = re.compile(
@@ -60,17 +73,14 @@ def extension_symbols_resolve(case: Case) -> Iterator[Verdict]:
     libraries beside it. A mismatch is an ABI mismatch: the extension was built for another torch, and importing it ends
     with "undefined symbol"."""
     for environment in case.environments:
-        elf = section(environment, "elf")
-        if not elf:
-            yield unknown(f"{label(environment)}: its native files were not read")
-            continue
+        elf = native(environment)
         read = [m for m in modules(environment) if "missing_count" in m and not variant(m, environment)]
         broken = False
         for module in read:
             missing = [
-                str(name)
-                for name in module.get("missing") or []
-                if not str(name).startswith(("nccl", "cudnn", "cublas")) and not old_string_abi(str(name))
+                name
+                for name in texts(module.get("missing"))
+                if not name.startswith(("nccl", "cudnn", "cublas")) and not old_string_abi(name)
             ]
             if not missing:
                 continue
@@ -83,7 +93,7 @@ def extension_symbols_resolve(case: Case) -> Iterator[Verdict]:
             broken = True
             releases = releases_with(missing)
             evidence = [f"{name}  {demangle(name)}" for name in missing[:5]]
-            if int(module.get("missing_count") or 0) > 5:
+            if (integer(module.get("missing_count")) or 0) > 5:
                 evidence.append(f"... {module.get('missing_count')} in all")
             evidence.append(
                 f"installed torch: {torch_text(environment)}"
@@ -101,7 +111,7 @@ def extension_symbols_resolve(case: Case) -> Iterator[Verdict]:
             yield unknown(f"{label(environment)}: the walk was cut short after {elf.get('files')} files")
         elif not broken and read:
             yield ok(
-                f"{label(environment)}: {sum(int(m.get('checked') or 0) for m in read)} symbols of "
+                f"{label(environment)}: {sum(integer(m.get('checked')) or 0 for m in read)} symbols of "
                 f"{len(read)} extensions resolve"
             )
 
@@ -120,7 +130,7 @@ def cxx11_abi_matches(case: Case) -> Iterator[Verdict]:
         read = [m for m in modules(environment) if "missing_count" in m and not variant(m, environment)]
         broken = False
         for module in read:
-            old = [str(name) for name in module.get("missing") or [] if old_string_abi(str(name))]
+            old = [name for name in texts(module.get("missing")) if old_string_abi(name)]
             if old:
                 broken = True
                 yield (fail if module.get("important") else warn)(
@@ -143,10 +153,10 @@ def libnuma_present(case: Case) -> Iterator[Verdict]:
     """Kernel packages 0.3.21 to 0.4.3 link libnuma.so.1, which no pip package provides; the visible error is "Could not
     load any common_ops library"."""
     for environment in case.environments:
-        users = [m for m in modules(environment) if "libnuma.so.1" in (m.get("needed") or [])]
+        users = [m for m in modules(environment) if "libnuma.so.1" in texts(m.get("needed"))]
         if not users:
             continue
-        if any("libnuma.so.1" in (m.get("unresolved") or []) for m in users):
+        if any("libnuma.so.1" in texts(m.get("unresolved")) for m in users):
             container = Where.CONTAINER if case.facts.container else Where.HOST
             yield fail(
                 "libnuma.so.1 is missing",
@@ -176,30 +186,26 @@ def cuda_libraries_resolve(case: Case) -> Iterator[Verdict]:
     RPATH, the NVIDIA packages beside torch or the system. One that is missing was built for another CUDA major than
     torch."""
     for environment in case.environments:
-        if not section(environment, "elf"):
-            yield unknown(f"{label(environment)}: its native files were not read")
-            continue
-        torch_cuda = str(section(environment, "torch").get("cuda") or "")
+        cuda = torch_cuda(environment)
         groups: dict[str, list[str]] = {}
         for module in modules(environment):
             if not module.get("important") and str(module.get("path")).split("/")[0] not in ("nixl_ep", "flash_attn"):
                 continue
-            for name in module.get("unresolved") or []:
-                if CUDA_SONAME.match(str(name)):
-                    groups.setdefault(str(name), []).append(str(module.get("path")))
+            for name in filter(CUDA_SONAME.match, texts(module.get("unresolved"))):
+                groups.setdefault(name, []).append(str(module.get("path")))
         for name, users in groups.items():
             match = CUDA_SONAME.match(name)
             assert match is not None
             major = match.group(2) if match.group(1) in ("cudart", "nvrtc", "cublas", "cublasLt") else ""
             evidence = [f"needed by {path}" for path in users[:4]]
-            evidence.append(f"torch {torch_text(environment)} is for CUDA {torch_cuda or 'none'}")
-            if major and torch_cuda and major != torch_cuda.split(".")[0]:
+            evidence.append(f"torch {torch_text(environment)} is for CUDA {cuda or 'none'}")
+            if major and cuda and major != cuda.split(".")[0]:
                 kernel = kernel_of(environment)
                 built = torch_for_kernel(kernel[1]) if kernel and any(KERNEL.match(path) for path in users) else None
                 remedy = (
                     f"this build belongs to a CUDA {major} stack"
                     + (f" (torch {built[0]})" if built else "")
-                    + f"; take the build for CUDA {torch_cuda.split('.')[0]}, or move torch"
+                    + f"; take the build for CUDA {cuda.split('.')[0]}, or move torch"
                 )
             else:
                 remedy = f"install the NVIDIA runtime package with {name} in this environment"
@@ -212,9 +218,6 @@ def cuda_libraries_resolve(case: Case) -> Iterator[Verdict]:
 def shared_libraries_resolve(case: Case) -> Iterator[Verdict]:
     """Every other soname of the files that the server loads must resolve."""
     for environment in case.environments:
-        if not section(environment, "elf"):
-            yield unknown(f"{label(environment)}: its native files were not read")
-            continue
         torch_missing = any(str(m.get("path")).startswith("torch/lib/libtorch") for m in modules(environment)) is False
         found = False
         for module in modules(environment):
@@ -223,9 +226,9 @@ def shared_libraries_resolve(case: Case) -> Iterator[Verdict]:
             if not module.get("important") or path.startswith(("triton/plugins/", "xgrammar/")):
                 continue
             names = [
-                str(name)
-                for name in module.get("unresolved") or []
-                if not CUDA_SONAME.match(str(name)) and name != "libnuma.so.1"
+                name
+                for name in texts(module.get("unresolved"))
+                if not CUDA_SONAME.match(name) and name != "libnuma.so.1"
             ]
             torch_names = [name for name in names if name.startswith(("libtorch", "libc10"))]
             if names:
@@ -251,9 +254,9 @@ def shared_libraries_resolve(case: Case) -> Iterator[Verdict]:
 def glibc_new_enough(case: Case) -> Iterator[Verdict]:
     """The symbol versions that native files ask of glibc and libstdc++ must be defined there; files copied from a newer
     machine ask for more."""
-    runtime = section(case.raw, "venvs", "runtime")
+    runtime = case.see("venvs", "runtime")
     for environment in case.environments:
-        needs = rows(section(environment, "elf").get("needs"))
+        needs = rows(native(environment).get("needs"))
         broken = False
         for need in needs:
             version, library = str(need.get("version")), str(need.get("library"))
@@ -284,9 +287,7 @@ def native_files_whole(case: Case) -> Iterator[Verdict]:
     """Native files must be whole and for this machine: not truncated by an interrupted install, not of another
     architecture."""
     for environment in case.environments:
-        elf = section(environment, "elf")
-        if not elf:
-            continue
+        elf = native(environment)
         broken = False
         for item in rows(elf.get("bad")):
             reason = str(item.get("reason"))
@@ -320,16 +321,16 @@ def nccl_matches_torch(case: Case) -> Iterator[Verdict]:
     """The libnccl that would be loaded must define every nccl symbol that torch asks for."""
     for environment in case.environments:
         broken = False
-        users = [m for m in modules(environment) if "libnccl.so.2" in (m.get("needed") or []) and "missing_count" in m]
+        users = [m for m in modules(environment) if "libnccl.so.2" in texts(m.get("needed")) and "missing_count" in m]
         for module in users:
-            names = [str(name) for name in module.get("missing") or [] if str(name).startswith("nccl")]
+            names = [name for name in texts(module.get("missing")) if name.startswith("nccl")]
             if names:
                 broken = True
-                owners = section(environment, "owners").get("nvidia/nccl/lib/libnccl.so.2") or []
+                owners = texts(section(environment, "owners").get("nvidia/nccl/lib/libnccl.so.2"))
                 yield fail(
                     f"libnccl.so.2 lacks {', '.join(names[:3])}, which {module.get('path')} needs",
                     [
-                        f"owned by: {', '.join(map(str, owners)) or 'no package of this environment'}",
+                        f"owned by: {', '.join(owners) or 'no package of this environment'}",
                         f"torch {torch_text(environment)}",
                     ],
                     "reinstall the nvidia-nccl package that torch requires, and remove any other",

@@ -20,12 +20,13 @@ from dflash_deploy.audit.rules.base import (
     normal,
     ok,
     rule,
+    torch_cuda,
     unknown,
     version_of,
     warn,
 )
 from dflash_deploy.audit.stacks import STACKS, dotted
-from dflash_deploy.facts.parse import pair, rows, section
+from dflash_deploy.facts.parse import pair, rows, section, texts
 from dflash_deploy.model import Where
 
 CU_TAG = re.compile(r"-cu(\d\d)$")
@@ -100,7 +101,7 @@ def one_cuda_major(case: Case) -> Iterator[Verdict]:
     packages own nvidia/nccl/lib/libnccl.so.2), and two runtimes in one process crash. Minor releases may differ."""
     for environment in case.environments:
         have = dists(environment)
-        cuda = str(section(environment, "torch").get("cuda") or "")
+        cuda = torch_cuda(environment)
         major = cuda.split(".")[0]
         tagged: dict[str, list[str]] = {}
         for name, version in have.items():
@@ -131,11 +132,7 @@ def one_cuda_major(case: Case) -> Iterator[Verdict]:
         elif tagged or cuda:
             yield ok(f"CUDA {cuda or next(iter(tagged))} throughout")
         toolkit = next(
-            (
-                str(item.get("version"))
-                for item in rows(section(case.raw, "python", "cuda").get("toolkits"))
-                if item.get("version")
-            ),
+            (str(item.get("version")) for item in case.items("python", "cuda", "toolkits") if item.get("version")),
             "",
         )
         path = case.variable("LD_LIBRARY_PATH")
@@ -162,12 +159,12 @@ def torch_flavour_fits_release(case: Case) -> Iterator[Verdict]:
         if not sglang:
             continue
         rows_ = [stack for stack in STACKS if stack.sglang == sglang and stack.device == "cuda"]
-        cuda = section(environment, "torch").get("cuda")
+        cuda = torch_cuda(environment)
         if not rows_:
             yield unknown(f"SGLang {sglang} is not in the table")
         elif not cuda:
             continue
-        elif str(cuda).split(".")[0] != rows_[0].cuda.split(".")[0]:
+        elif cuda.split(".")[0] != rows_[0].cuda.split(".")[0]:
             yield fail(
                 f"SGLang {sglang} belongs to CUDA {rows_[0].cuda}, torch is "
                 f"{section(environment, 'torch').get('version')} for CUDA {cuda}",
@@ -213,9 +210,9 @@ def requirements_satisfied(case: Case) -> Iterator[Verdict]:
                 "flashinfer-python",
             ):
                 continue
-            for text in dist.get("requires") or []:
+            for text in texts(dist.get("requires")):
                 try:
-                    requirement = Requirement(str(text))
+                    requirement = Requirement(text)
                     if requirement.marker is not None and not requirement.marker.evaluate(values):
                         continue
                     installed = have.get(normal(requirement.name))
@@ -243,6 +240,7 @@ def metadata_version_consistent(case: Case) -> Iterator[Verdict]:
     """A distribution's folder name and its METADATA must carry the same version; wheels renamed by hand (+cu130) do
     not, and installers refuse them."""
     for environment in case.environments:
+        installed = dists(environment)
         wrong = [
             f"{item.get('name')}: folder {item.get('folder_version')}, METADATA {item.get('version')}"
             for item in rows(environment.get("dists"))
@@ -254,7 +252,7 @@ def metadata_version_consistent(case: Case) -> Iterator[Verdict]:
                 wrong[:5],
                 "install the wheel from an index, not one renamed by hand",
             )
-        elif environment.get("dists"):
+        elif installed:
             yield ok("names and metadata agree")
 
 
@@ -286,7 +284,7 @@ def flashinfer_versions_equal(case: Case) -> Iterator[Verdict]:
                 f"install all of them as {have.get('flashinfer-python', max(public))}",
             )
             continue
-        cuda = str(section(environment, "torch").get("cuda") or "").replace(".", "")
+        cuda = torch_cuda(environment).replace(".", "")
         tags = {match.group(1) for version in have.values() if (match := re.search(r"\+cu(\d+)", version))}
         if cuda and any(tag[:2] != cuda[:2] for tag in tags):
             yield fail(
@@ -322,7 +320,7 @@ def transformers_matches_release(case: Case) -> Iterator[Verdict]:
             )
         else:
             yield ok(f"transformers {transformers}")
-    models = [item for item in rows(case.raw.get("models")) if section(item, "config").get("model_type")]
+    models = [item for item in case.items("models") if section(item, "config").get("model_type")]
     for environment in case.environments:
         transformers = version_of(environment, "transformers")
         for item in models:
@@ -361,7 +359,7 @@ def wheel_fits_host(case: Case) -> Iterator[Verdict]:
     for environment in case.environments:
         minor = "".join(str(environment.get("version") or "").split(".")[:2])
         for item in rows(environment.get("dists")):
-            tags = [str(tag) for tag in item.get("tags") or []]
+            tags = texts(item.get("tags"))
             pythons = {tag.split("-")[0] for tag in tags if re.match(r"cp3\d+-cp3\d+-", tag)}
             if minor and pythons and f"cp{minor}" not in pythons:
                 yield fail(
@@ -385,7 +383,7 @@ def venv_python_resolves(case: Case) -> Iterator[Verdict]:
     interpreters live in the first machine's home)."""
     for environment in case.environments:
         if environment.get("python_exists") is False:
-            chain = " -> ".join([str(environment.get("python")), *map(str, environment.get("python_links") or [])])
+            chain = " -> ".join([str(environment.get("python")), *texts(environment.get("python_links"))])
             yield fail(
                 f"{label(environment)}: bin/python leads nowhere",
                 [chain],
@@ -393,15 +391,33 @@ def venv_python_resolves(case: Case) -> Iterator[Verdict]:
             )
         elif environment.get("python_exists"):
             yield ok("bin/python is there")
+        else:
+            yield unknown(f"{label(environment)}: bin/python was not looked at")
+
+
+@rule("venv-present", Where.VENV, weight=1)
+def venv_present(case: Case) -> Iterator[Verdict]:
+    """An environment that was asked for must be there to be judged. Nothing else can be said of one that is not."""
+    for item in case.items("venvs", "environments"):
+        if item.get("asked") and item.get("exists") is False and case.stack is None:
+            yield warn(
+                f"{label(item)} is not there: nothing is installed that could be judged",
+                (),
+                "install a stack there (dflash-deploy up), or judge one before: --stack auto",
+            )
+        elif item.get("asked") and item.get("exists"):
+            yield ok(f"{label(item)} is there")
 
 
 @rule("venv-home-holds-stdlib", Where.VENV, references=("pypa/virtualenv#3157",), weight=3)
 def venv_home_holds_stdlib(case: Case) -> Iterator[Verdict]:
     """pyvenv.cfg's ``home`` must exist and lead to the interpreter's standard library."""
     for environment in case.environments:
-        if not environment.get("home"):
+        if "home" not in environment:
+            yield unknown(f"{label(environment)}: pyvenv.cfg was not read")
+        elif not environment["home"]:
             continue
-        if environment.get("home_exists") is False:
+        elif environment.get("home_exists") is False:
             yield fail(
                 f"{label(environment)}: its base interpreter is gone",
                 [f"home = {environment.get('home')}"],
@@ -423,7 +439,7 @@ def venv_not_moved(case: Case) -> Iterator[Verdict]:
     or none."""
     for environment in case.environments:
         recorded = environment.get("recorded_path")
-        foreign = [str(item) for item in environment.get("scripts_foreign") or []]
+        foreign = texts(environment.get("scripts_foreign"))
         moved = (
             bool(recorded) and "$" not in str(recorded) and str(recorded).rstrip("/") != label(environment).rstrip("/")
         )
@@ -442,22 +458,19 @@ def venv_not_moved(case: Case) -> Iterator[Verdict]:
             )
         elif environment.get("scripts_checked") is not None:
             yield ok("scripts start this environment's interpreter")
+        else:
+            yield unknown(f"{label(environment)}: its scripts were not read")
 
 
 @rule("no-import-shadow", Where.HOST, references=("PyPI sglang-radeon-rdna3",), weight=10)
 def no_import_shadow(case: Case) -> Iterator[Verdict]:
     """No folder named like a package (sglang, torch, ...) in the folder that the service starts from: it would be
     imported instead."""
-    if not case.looked("host"):
-        yield unknown("the home folder was not looked at")
-        return
-    shadows = section(case.raw, "host").get("cwd_shadows")
-    if not isinstance(shadows, list):
-        yield unknown("the home folder was not looked at")
-    elif shadows:
+    shadows = texts(case.fact("host", "cwd_shadows"))
+    if shadows:
         yield warn(
             f"folders in {case.facts.home} would shadow packages",
-            [str(name) for name in shadows],
+            shadows,
             "start the service from a fixed, empty working directory",
         )
     else:

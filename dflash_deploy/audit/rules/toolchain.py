@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dflash_deploy.audit.rules.base import Case, Verdict, dists, fail, ok, rule, unknown, warn
-from dflash_deploy.facts.parse import rows, section
+from dflash_deploy.audit.rules.base import Case, Verdict, dists, fail, label, ok, rule, torch_cuda, unknown, warn
+from dflash_deploy.facts.parse import integers, section
 from dflash_deploy.model import Where
 
 
@@ -15,8 +15,13 @@ def jit(case: Case) -> bool:
     return case.wants_gpu and (case.stack is not None or bool(case.environments))
 
 
+def toolkits(case: Case) -> list[Mapping[str, Any]]:
+    """CUDA toolkits with a compiler, the one that CUDA_HOME names first."""
+    return [item for item in case.items("python", "cuda", "toolkits") if item.get("nvcc")]
+
+
 def tool(case: Case, *names: str) -> Any:
-    tools = section(case.raw, "python", "tools")
+    tools = case.see("python", "tools")
     return next((tools[name] for name in names if tools.get(name)), None)
 
 
@@ -25,9 +30,7 @@ def c_compiler_available(case: Case) -> Iterator[Verdict]:
     """Triton needs a C compiler on the target when it first launches a kernel."""
     if not jit(case):
         return
-    if not case.looked("python"):
-        yield unknown("the tools were not looked at")
-    elif tool(case, "gcc", "cc", "clang") or case.variable("CC"):
+    if tool(case, "gcc", "cc", "clang") or case.variable("CC"):
         yield ok(str(tool(case, "gcc", "cc", "clang") or case.variable("CC")))
     else:
         yield fail(
@@ -42,10 +45,7 @@ def python_headers_present(case: Case) -> Iterator[Verdict]:
     """Python.h of the environment's base interpreter: Triton's launcher includes it."""
     if not jit(case):
         return
-    if not case.looked("python"):
-        yield unknown("the interpreters were not looked at")
-        return
-    pythons = rows(section(case.raw, "python").get("interpreters"))
+    pythons = case.items("python", "interpreters")
     checked = False
     for environment in case.environments:
         home = str(environment.get("home") or "")
@@ -77,7 +77,7 @@ def python_headers_present(case: Case) -> Iterator[Verdict]:
 
 
 def _minor(item: Any) -> str:
-    return ".".join(str(part) for part in (item.get("version") or [])[:2])
+    return ".".join(str(part) for part in integers(item.get("version"))[:2])
 
 
 def _same(item: Any, environment: Any) -> bool:
@@ -90,11 +90,10 @@ def ninja_available(case: Case) -> Iterator[Verdict]:
     for 15 minutes."""
     if not jit(case) or case.stack is not None:
         return
-    if not case.looked("python"):
-        yield unknown("the tools were not looked at")
-        return
     for environment in case.environments:
-        if section(environment, "tools").get("ninja") or tool(case, "ninja"):
+        if "tools" not in environment:
+            yield unknown(f"{label(environment)}: its programs were not looked at")
+        elif section(environment, "tools").get("ninja") or tool(case, "ninja"):
             yield ok("ninja is there")
         else:
             yield fail(
@@ -116,19 +115,16 @@ def nvcc_available(case: Case) -> Iterator[Verdict]:
     -jit-cache of the same version) a toolkit of torch's CUDA major is needed."""
     if not jit(case):
         return
-    if not case.looked("python"):
-        yield unknown("the toolkits were not looked at")
-        return
-    toolkits = [item for item in rows(section(case.raw, "python", "cuda").get("toolkits")) if item.get("nvcc")]
-    if toolkits or tool(case, "nvcc"):
-        majors = {str(section(e, "torch").get("cuda") or "").split(".")[0] for e in case.environments} - {""}
+    compilers = toolkits(case)
+    if compilers or tool(case, "nvcc"):
+        majors = {torch_cuda(e).split(".")[0] for e in case.environments} - {""}
         if case.stack is not None and case.stack.cuda:
             majors = {case.stack.cuda.split(".")[0]}
-        have = {str(item.get("version") or "").split(".")[0] for item in toolkits} - {""}
+        have = {str(item.get("version") or "").split(".")[0] for item in compilers} - {""}
         if majors and have and not majors & have:
             yield warn(
                 f"nvcc is for CUDA {', '.join(sorted(have))}, torch for CUDA {', '.join(sorted(majors))}",
-                [str(item.get("path")) for item in toolkits],
+                [str(item.get("path")) for item in compilers],
                 "CUDA_HOME to a toolkit of torch's CUDA major",
             )
         else:
@@ -163,7 +159,7 @@ def cuda_home_is_one_directory(case: Case) -> Iterator[Verdict]:
         return
     if ":" in value:
         yield fail("CUDA_HOME holds a list", [f"CUDA_HOME={value}"], "set it to one folder, e.g. /usr/local/cuda")
-    elif section(case.raw, "python", "cuda").get("cuda_home_exists") is False:
+    elif case.fact("python", "cuda", "cuda_home_exists") is False:
         yield fail("CUDA_HOME leads nowhere", [f"CUDA_HOME={value}"], "set it to the toolkit's folder, or unset it")
     else:
         yield ok(f"CUDA_HOME={value}")
@@ -172,10 +168,9 @@ def cuda_home_is_one_directory(case: Case) -> Iterator[Verdict]:
 @rule("cuda-headers-present", Where.HOST, references=("sgl-project/sglang#5389",), weight=14)
 def cuda_headers_present(case: Case) -> Iterator[Verdict]:
     """A toolkit that compiles needs its headers, cuda_fp8.h (CUDA 11.8) among them."""
-    toolkits = [item for item in rows(section(case.raw, "python", "cuda").get("toolkits")) if item.get("nvcc")]
-    if not toolkits or not jit(case):
+    if not jit(case) or not toolkits(case):
         return
-    first = toolkits[0]
+    first = toolkits(case)[0]
     if not first.get("headers") or not first.get("fp8_header"):
         missing = "cuda_fp8.h" if first.get("headers") else "cuda_runtime.h"
         yield fail(
