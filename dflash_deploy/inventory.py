@@ -25,7 +25,8 @@ A name is looked up in this order: ``local``; ``hosts.toml`` (``--inventory``, e
     server_args = ["--mem-fraction-static", "0.8"]
     env_file = "ct200.env"                       # beside hosts.toml; kept off command lines
 
-``groups`` is a reserved name.
+    [groups]                                     # names that stand for several hosts, or for other groups
+    farm = ["ct200", "ct201"]
 """
 
 from __future__ import annotations
@@ -105,6 +106,8 @@ class Inventory:
     path: str
     hosts: Mapping[str, Mapping[str, Any]]
     """Per host, with the defaults merged in."""
+    groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Per group its hosts."""
 
 
 def load_inventory(path: str | Path | None = None) -> Inventory:
@@ -127,9 +130,10 @@ def load_inventory(path: str | Path | None = None) -> Inventory:
         data = tomllib.loads(found.read_text("utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UsageError(f"{found} cannot be read", evidence=str(error)) from error
-    if "groups" in data:
-        raise UsageError(f"{found}: groups of hosts are not supported yet", hint="name the hosts one by one")
+    groups = _groups(str(found), data)
     for name, table in data.items():
+        if name == "groups":
+            continue
         if name == "local":
             raise UsageError(f"{found}: 'local' is this machine and takes no table", hint="choose another name")
         if not isinstance(table, dict):
@@ -139,7 +143,32 @@ def load_inventory(path: str | Path | None = None) -> Inventory:
             )
         _check_keys(str(found), name, table)
     defaults = data.get("defaults", {})
-    return Inventory(str(found), {n: {**defaults, **t} for n, t in data.items() if n not in _RESERVED})
+    hosts = {n: {**defaults, **t} for n, t in data.items() if n not in _RESERVED}
+    return Inventory(str(found), hosts, groups)
+
+
+def _groups(file: str, data: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    """Group → its hosts, groups within groups resolved."""
+    raw = data.get("groups", {})
+    if not isinstance(raw, dict) or not all(
+        isinstance(members, list) and members and all(isinstance(member, str) for member in members)
+        for members in raw.values()
+    ):
+        raise UsageError(
+            f"{file}: [groups] holds a list of names per group", hint='[groups]\nfarm = ["host-a", "host-b"]'
+        )
+    for name in raw:
+        if name in data or name == "local":
+            raise UsageError(f"{file}: '{name}' is both a group and a host", hint="rename one of them")
+
+    def members(name: str, seen: tuple[str, ...]) -> list[str]:
+        if name not in raw:
+            return [name]
+        if name in seen:
+            raise UsageError(f"{file}: the groups go in a circle", evidence=" -> ".join((*seen, name)))
+        return [host for member in raw[name] for host in members(member, (*seen, name))]
+
+    return {name: tuple(dict.fromkeys(members(name, ()))) for name in raw}
 
 
 def _check_keys(file: str, host: str, table: Mapping[str, Any]) -> None:
@@ -168,7 +197,8 @@ def _check_keys(file: str, host: str, table: Mapping[str, Any]) -> None:
 def resolve_all(
     names: Sequence[str], *, inventory: str | Path | None = None, ssh_config: str | Path | None = None
 ) -> tuple[Target, ...]:
-    """The targets that ``names`` stand for, each once, in the order given; every file is read once.
+    """The targets that ``names`` (of hosts or groups) stand for, each once, in the order given; every file is read
+    once.
 
     Raises:
         UsageError: as :func:`resolve`, for any of the names: before a host is asked.
@@ -178,7 +208,7 @@ def resolve_all(
         known, config = load_inventory(inventory), _config_text(ssh_config)
     return tuple(
         Target("local", kind="local") if name == "local" else _resolve(name, known, config, ())
-        for name in dict.fromkeys(names)
+        for name in dict.fromkeys(host for name in names for host in known.groups.get(name, (name,)))
     )
 
 
@@ -192,7 +222,11 @@ def resolve(name: str, *, inventory: str | Path | None = None, ssh_config: str |
     Raises:
         UsageError: nobody knows the name (with the nearest ones), or a file has a fault.
     """
-    return resolve_all([name], inventory=inventory, ssh_config=ssh_config)[0]
+    found = resolve_all([name], inventory=inventory, ssh_config=ssh_config)
+    if len(found) > 1:
+        members = ", ".join(target.name for target in found)
+        raise UsageError(f"'{name}' is a group, and this takes one host", evidence=members, hint="name one of them")
+    return found[0]
 
 
 def _resolve(name: str, inventory: Inventory, config: str, seen: tuple[str, ...]) -> Target:
@@ -211,7 +245,7 @@ def _resolve(name: str, inventory: Inventory, config: str, seen: tuple[str, ...]
         and not listed
         and not (parts["user"] or parts["port"] or "." in alias or ":" in alias or alias == "localhost")
     ):
-        known = ["local", *inventory.hosts, *(p for p in patterns if not set(p) & set("*?!"))]
+        known = ["local", *inventory.hosts, *inventory.groups, *(p for p in patterns if not set(p) & set("*?!"))]
         near = difflib.get_close_matches(name, known, 3)
         raise UsageError(
             f"no host is called '{name}'",

@@ -4,7 +4,8 @@ markup."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -196,3 +197,26 @@ def markdown(report: Report) -> str:
             f"{cell('; '.join((*choice.reasons, *choice.changes)))} |"
         )
     return "\n".join(lines) + "\n"
+
+
+def print_hosts(command: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """What came of a command on several hosts: one line each, then every error in full."""
+    styles = {"ok": "green", "changed": "yellow", "changes": "yellow", "failed": "bold red", "not begun": "magenta"}
+    out = console()
+    table = Table("host", "status", "seconds", "detail", title=f"{command} on {len(rows)} hosts", title_justify="left")
+    for row in rows:
+        detail = row["error"]["message"] if "error" in row else row.get("detail", "")
+        status = Text(row["status"], style=styles.get(row["status"], ""))
+        table.add_row(row["host"], status, f"{row['seconds']:.1f}", Text(str(detail)))
+    out.print(table)
+    for row in rows:
+        if "error" in row:
+            out.print(Text(f"{row['host']}: exit {row['exit_code']}: {row['error']['message']}", style="bold red"))
+            for line in row["error"]["evidence"]:
+                out.print(Text(f"  {line}"))
+            if row["error"]["hint"]:
+                out.print(Text(f"  next: {row['error']['hint']}", style="cyan"))
+    failed = sum(row["status"] == "failed" for row in rows)
+    left = sum(row["status"] == "not begun" for row in rows)
+    done = len(rows) - failed - left
+    out.print(f"{done} done, {failed} failed" + (f", {left} not begun" if left else ""))

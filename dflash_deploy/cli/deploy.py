@@ -6,6 +6,7 @@ import typer
 
 from dflash_deploy.cli.common import HostArgument, JsonOption, emit_json
 from dflash_deploy.cli.options import BreakLock, Installed, Wanted, spread
+from dflash_deploy.cli.several import several
 from dflash_deploy.errors import CHANGES_PENDING
 
 # Imports are inside the commands: --help must not pay for them.
@@ -14,7 +15,7 @@ from dflash_deploy.errors import CHANGES_PENDING
 def register(app: typer.Typer) -> None:
     """Add this group's commands to ``app``."""
     for command in (plan, provision, launch, up):
-        app.command()(spread(command))
+        app.command()(spread(several(command, rolling=command in (launch, up))))
 
 
 def provision(

@@ -6,7 +6,7 @@ Three hosts keep one contract (``tests/host/test_contract.py``): :class:`~dflash
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -47,6 +47,22 @@ class Host(Protocol):
         Raises:
             CommandTimeout: the deadline passed.
             ConnectionLost: the connection broke.
+        """
+        ...
+
+    def pipe(
+        self,
+        argv: Sequence[str],
+        feed: Iterable[bytes] = (),
+        *,
+        timeout_s: float = 3600.0,
+    ) -> Iterator[bytes]:
+        """Run ``argv``, write ``feed`` to its stdin, and give its stdout chunk by chunk: for data that does not fit in
+        memory. Closing the iterator ends the command.
+
+        Raises:
+            CommandFailed: it ended with another exit code than 0; the evidence is its stderr.
+            CommandTimeout, ConnectionLost: as :meth:`run`.
         """
         ...
 

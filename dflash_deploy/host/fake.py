@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import posixpath
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -85,6 +85,13 @@ class FakeHost:
             for chunk in (data, b"") if data else (b"",):
                 collector.lines(stream, chunk)
         return result
+
+    def pipe(self, argv: Sequence[str], feed: Iterable[bytes] = (), *, timeout_s: float = 3600.0) -> Iterator[bytes]:
+        result = self.run(argv, input=b"".join(feed), timeout_s=timeout_s)
+        if not result.ok:
+            raise CommandFailed(f"{self.name}: {argv[0]} ended with {result.exit_code}", evidence=result.err)
+        if result.stdout:
+            yield result.stdout
 
     @staticmethod
     def _result(call: Call, answer: Answer) -> Result:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import select
 import shutil
 import signal
 import socket
@@ -13,7 +14,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from dflash_deploy.errors import CommandFailed, CommandTimeout
@@ -33,9 +34,13 @@ from dflash_deploy.model import Result
 class LocalHost:
     """Runs commands here, in the user's home folder, each in a session of its own without a terminal."""
 
-    def __init__(self, name: str = "local") -> None:
+    def __init__(self, name: str = "local", *, cancelled: threading.Event | None = None) -> None:
+        """``cancelled``: once set, every command that runs is ended, and :meth:`run` raises KeyboardInterrupt."""
         self.name = name
         self.home = str(Path.home())
+        self._cancelled = cancelled or threading.Event()
+        self._running = threading.Semaphore(0)
+        self._begun = 0
 
     def run(
         self,
@@ -70,8 +75,11 @@ class LocalHost:
         if input and process.stdin is not None:
             threading.Thread(target=_feed, args=(process.stdin, input), daemon=True).start()
         finished = False
+        self._begun += 1
         try:
             while not collector.ended:
+                if self._cancelled.is_set():
+                    raise KeyboardInterrupt
                 left = began + timeout_s - time.monotonic()
                 if left <= 0:
                     raise _timed_out(self.name, words, timeout_s, collector)
@@ -87,6 +95,7 @@ class LocalHost:
             collector.stop()
             if not finished:
                 _end_group(process)
+            self._running.release()
         if collector.ended:
             process.stdout.close()
             process.stderr.close()
@@ -94,6 +103,50 @@ class LocalHost:
         code = 128 - code if code < 0 else code
         data = collector.data
         return Result(words, code, bytes(data["stdout"]), bytes(data["stderr"]), time.monotonic() - began)
+
+    def pipe(self, argv: Sequence[str], feed: Iterable[bytes] = (), *, timeout_s: float = 3600.0) -> Iterator[bytes]:
+        words = check_command(argv, None)
+        with tempfile.TemporaryFile() as said:
+            try:
+                process = subprocess.Popen(
+                    words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, start_new_session=True,
+                    cwd=self.home if Path(self.home).is_dir() else "/",
+                )  # fmt: skip
+            except OSError as error:
+                raise CommandFailed(f"{self.name}: {words[0]} cannot be started", evidence=str(error)) from error
+            assert process.stdin is not None and process.stdout is not None
+            broken: list[BaseException] = []
+            threading.Thread(target=_pump, args=(process, feed, broken), daemon=True).start()
+            deadline = time.monotonic() + timeout_s
+            try:
+                while True:
+                    ready, _, _ = select.select([process.stdout], [], [], 1.0)
+                    if ready:
+                        chunk = os.read(process.stdout.fileno(), 1 << 18)
+                        if not chunk:
+                            break
+                        yield chunk
+                    elif broken:
+                        break
+                    elif time.monotonic() > deadline:
+                        raise CommandTimeout(f"{self.name}: {words[0]} did not end within {timeout_s:g} s")
+                code = process.wait(30) if not broken else -1
+            finally:
+                _end_group(process)
+            if broken:
+                raise broken[0]
+            if code != 0:
+                said.seek(0)
+                raise CommandFailed(
+                    f"{self.name}: {words[0]} ended with {code}",
+                    evidence=said.read()[-2000:].decode("utf-8", "replace").strip().splitlines()[-5:],
+                )
+
+    def wait_idle(self, timeout_s: float) -> None:
+        """Wait until no command runs any more."""
+        deadline = time.monotonic() + timeout_s
+        for _ in range(self._begun):
+            self._running.acquire(timeout=max(0.0, deadline - time.monotonic()))
 
     def read(self, path: str) -> bytes | None:
         try:
@@ -278,6 +331,21 @@ def follow_file(path: Path, offset: int, poll_s: float) -> Iterator[bytes]:
     finally:
         if handle is not None:
             handle.close()
+
+
+def _pump(process: subprocess.Popen[bytes], feed: Iterable[bytes], broken: list[BaseException]) -> None:
+    """Write ``feed`` to the process; what its source raises ends the process and is kept."""
+    assert process.stdin is not None
+    try:
+        for data in feed:
+            process.stdin.write(data)
+        process.stdin.close()
+    except (OSError, ValueError):
+        pass  # it reads no further; its exit code says why
+    except BaseException as error:
+        broken.append(error)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _feed(sink: object, data: bytes) -> None:

@@ -357,6 +357,68 @@ class SshHost:
             words, 137 if code == -1 else code, bytes(data["stdout"]), bytes(data["stderr"]), time.monotonic() - began
         )
 
+    def pipe(self, argv: Sequence[str], feed: Iterable[bytes] = (), *, timeout_s: float = 3600.0) -> Iterator[bytes]:
+        words = check_command(argv, None)
+        channel, token = self._start(words, None)
+        markers = {"stdout": _Marker(token), "stderr": _Marker(token)}
+        broken: list[BaseException] = []
+
+        def pump() -> None:
+            try:
+                for data in feed:
+                    channel.sendall(data)
+                channel.shutdown_write()
+            except _LOST:
+                pass  # the reader sees it too
+            except BaseException as error:
+                broken.append(error)
+                channel.close()
+
+        threading.Thread(target=pump, daemon=True).start()
+        deadline = time.monotonic() + timeout_s
+        finished = False
+        try:
+            channel.settimeout(1.0)
+            recv = markers["stdout"].wrap(channel.recv)
+            while True:
+                try:
+                    chunk = recv(1 << 18)
+                except TimeoutError:
+                    if time.monotonic() > deadline:
+                        raise CommandTimeout(
+                            f"{self.name}: {words[0]} did not end within {timeout_s:g} s and was ended"
+                        ) from None
+                    continue
+                if not chunk:
+                    break
+                yield chunk
+            if broken:
+                raise broken[0]
+            while not channel.exit_status_ready() and time.monotonic() < deadline:
+                if channel.status_event.wait(0.5) or (self._chain and not self._chain[-1].is_active()):
+                    break
+            code = channel.recv_exit_status() if channel.exit_status_ready() else -1
+            finished = True
+        finally:
+            if not finished:
+                self._end_group(markers["stdout"].pid)
+            if not finished or code == 0:
+                channel.close()
+        if code != 0:
+            if code == -1 and self._dead():
+                self.close()
+                raise self._lost(f"while {words[0]} ran")
+            said = b""
+            with contextlib.suppress(*_LOST, TimeoutError):
+                read = markers["stderr"].wrap(channel.recv_stderr)
+                while chunk := read(1 << 16):
+                    said += chunk
+            channel.close()
+            raise CommandFailed(
+                f"{self.name}: {words[0]} ended with {code}",
+                evidence=said[-2000:].decode("utf-8", "replace").strip().splitlines()[-5:],
+            )
+
     def _timed_out(self, words: Sequence[str], timeout_s: float, collector: Collector) -> HostError:
         tail = (
             bytes(collector.data["stderr"] or collector.data["stdout"])[-2000:]

@@ -112,7 +112,7 @@ def test_a_wrong_name_names_the_nearest(files: dict[str, Path]) -> None:
         ("[a]\nserver_args = [1]", "list of texts"),
         ("stack = 'cpu'", "outside any host"),
         ("[local]\nstack = 'cpu'", "this machine"),
-        ("[groups]\nall = ['a']", "groups"),
+        ("[groups]\nall = 'a'", "groups"),
         ("[a", "cannot be read"),
     ],
 )
@@ -136,3 +136,34 @@ def test_jumps_in_a_circle(tmp_path: Path) -> None:
     config.write_text("")
     with pytest.raises(UsageError, match="circle"):
         resolve("a", inventory=path, ssh_config=config)
+
+
+def test_groups_stand_for_hosts_and_groups(tmp_path: Path) -> None:
+    path = tmp_path / "hosts.toml"
+    path.write_text('[a]\n[b]\n[c]\n[groups]\nfront = ["b", "a"]\nall = ["front", "c", "a"]\n')
+
+    def names(*asked: str) -> list[str]:
+        return [target.name for target in resolve_all(asked, inventory=path)]
+
+    assert names("front") == ["b", "a"] and names("all") == ["b", "a", "c"] and names("c", "front") == ["c", "b", "a"]
+    with pytest.raises(UsageError, match="is a group"):
+        resolve("front", inventory=path)
+    with pytest.raises(UsageError) as caught:
+        resolve("fron", inventory=path)
+    assert "front" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ('[a]\n[groups]\na = ["b"]\n', "both a group and a host"),
+        ('[groups]\nx = ["y"]\ny = ["x"]\n', "circle"),
+        ("[groups]\nx = []\n", "list of names"),
+        ("groups = 3\n", "list of names"),
+        ('[groups]\nlocal = ["a"]\n', "both"),
+    ],
+)
+def test_groups_that_cannot_be(tmp_path: Path, text: str, what: str) -> None:
+    (tmp_path / "hosts.toml").write_text(text)
+    with pytest.raises(UsageError, match=what):
+        load_inventory(tmp_path / "hosts.toml")
