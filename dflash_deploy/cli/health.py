@@ -6,7 +6,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -296,6 +295,8 @@ def _round(names: Sequence[str], job: _Job, view: _Talk) -> tuple[dict[str, Heal
             reports[name] = _climb(name, job, lambda rung: view.rung(name, rung))
         except DflashError as error:
             errors[name] = error
+
+    from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(min(16, len(names))) as pool:
         list(pool.map(one, names))
