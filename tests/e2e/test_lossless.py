@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 LIMIT = 40
 NODES, MORE_NODES = 16, 24
 STORY = "Once there was a red fox named Hugo who lived in the den. One Friday Hugo went to the"
-PENALTY = {"frequency_penalty": 1.5}
+BIAS = {"logit_bias": {str(ord("e")): -6.0}}
 STOPS = {"stop": ["e "], "stop_token_ids": [ord("n")]}
 
 
@@ -146,7 +146,7 @@ class Plain:
     """What the server without speculation answers: to the waves, and to requests that the replay does not know."""
 
     stops: list[Answer]
-    penalty: list[Answer]
+    biased: list[Answer]
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +162,7 @@ def plain(
         check_waves(server, first_wave, second_wave, None)
         return Plain(
             stops=server.generate_all(odd_cases, LIMIT, **STOPS),
-            penalty=server.generate_all(odd_cases, LIMIT, **PENALTY),
+            biased=server.generate_all(odd_cases, LIMIT, **BIAS),
         )
 
 
@@ -203,7 +203,7 @@ def test_chain_stops(dflash: Server, plain: Plain, odd_cases: list[tuple[int, ..
 
 
 def test_chain_refuses(dflash: Server, odd_cases: list[tuple[int, ...]]) -> None:
-    check_refusals(dflash, odd_cases[0])
+    check_refusals(dflash, odd_cases[0], "DFLASH")
 
 
 def test_tree(tree: Server, first_wave: list[Case], second_wave: list[Case]) -> None:
@@ -215,19 +215,14 @@ def test_tree_stops(tree: Server, plain: Plain, odd_cases: list[tuple[int, ...]]
 
 
 def test_tree_refuses(tree: Server, odd_cases: list[tuple[int, ...]]) -> None:
-    check_refusals(tree, odd_cases[0])
+    check_refusals(tree, odd_cases[0], "DDTREE")
 
 
-def test_penalty_is_ignored(tree: Server, plain: Plain, odd_cases: list[tuple[int, ...]]) -> None:
-    """Known limit, DFLASH's too: the scheduler counts no output tokens for penalties under speculation.
-
-    The answers are those without a penalty. When this fails because they equal the server's without speculation, or
-    because the request is refused, the limit is gone: then hold them against ``plain.penalty``, or expect the refusal.
-    """
-    got = [answer.tokens for answer in tree.generate_all(odd_cases, LIMIT, **PENALTY)]
-    print("\npenalty as without speculation:", [a == b.tokens for a, b in zip(got, plain.penalty, strict=True)])
-    assert got != [answer.tokens for answer in plain.penalty]
-    assert got == [answer.tokens for answer in tree.generate_all(odd_cases, LIMIT)]
+def test_logit_bias(tree: Server, plain: Plain, odd_cases: list[tuple[int, ...]]) -> None:
+    """A bias on one token holds in every node, so the answers are those of the server without speculation."""
+    got = [answer.tokens for answer in tree.generate_all(odd_cases, LIMIT, **BIAS)]
+    assert got == [answer.tokens for answer in plain.biased]
+    assert got != [answer.tokens for answer in tree.generate_all(odd_cases, LIMIT)]
 
 
 def check_stops(server: Server, plain: Plain, prompts: Sequence[tuple[int, ...]]) -> None:
@@ -236,7 +231,7 @@ def check_stops(server: Server, plain: Plain, prompts: Sequence[tuple[int, ...]]
     assert [(a.tokens, a.text, a.finish) for a in got] == [(a.tokens, a.text, a.finish) for a in plain.stops]
 
 
-def check_refusals(server: Server, prompt: Sequence[int]) -> None:
+def check_refusals(server: Server, prompt: Sequence[int], algorithm: str) -> None:
     """What a tree cannot serve is refused, in words that name it, and the next request is served."""
     body = {"input_ids": list(prompt), "sampling_params": {"temperature": 0, "max_new_tokens": 4}}
     schema = dumps({"type": "object", "properties": {"a": {"type": "integer"}}})
@@ -246,9 +241,14 @@ def check_refusals(server: Server, prompt: Sequence[int]) -> None:
         ("gramma", {**body, "sampling_params": {**sampling, "regex": "[ab]+"}}),
         ("gramma", {**body, "sampling_params": {**sampling, "json_schema": schema}}),
     ]
+    if algorithm == "DDTREE":
+        refused += [
+            (name, {**body, "sampling_params": {**sampling, name: value}})
+            for name, value in (("frequency_penalty", 0.5), ("repetition_penalty", 1.2), ("min_new_tokens", 3))
+        ]
     for named, request in refused:
         status, said = server.post("/generate", request)
-        assert status == 400 and named in str(said).lower(), f"{named}: {status} {said}"
+        assert status == 400 and named in str(said).lower() and algorithm in str(said), f"{named}: {status} {said}"
     assert len(server.generate(prompt, 4).tokens) == 4
 
 

@@ -328,12 +328,54 @@ INPUT_EMBEDS = Patch(
     ),
 )
 
+INTERPRETER = Patch(
+    name="cpu-interpreter",
+    file="kernels/ops/attention/extend_attention.py",
+    why="the interpreter's overflow checks take half of every interpreted kernel's time",
+    edit=InsertStatements(
+        "",
+        """
+        if not torch.cuda.is_available():
+            from dflash_kernels.interpreter import skip_overflow_checks
+            skip_overflow_checks()
+        """,
+        at=After(Assign("_is_hip")),
+    ),
+    examples=(
+        Example(
+            before="""
+                import torch
+                _is_hip = is_hip()
+                _is_gfx95 = _is_hip and is_gfx95_supported()
+            """,
+            after="""
+                import torch
+                _is_hip = is_hip()
+                if not torch.cuda.is_available():  # dflash-deploy: cpu-interpreter
+                    from dflash_kernels.interpreter import skip_overflow_checks
+                    skip_overflow_checks()
+                _is_gfx95 = _is_hip and is_gfx95_supported()
+            """,
+        ),
+    ),
+    refuses=(Refusal(before="import torch\n_is_rocm = is_hip()\n", error="AnchorMissing"),),
+)
+
 CPU = PatchSet(
     name="cpu",
     package="sglang",
     versions="==0.5.16",
     tested=("0.5.16",),
-    patches=(DFLASH_ON_CPU, ROPE_NATIVE, RELAY_STREAM, WORKER_STREAM, WORKER_TRITON, CACHE_LOCS, INPUT_EMBEDS),
+    patches=(
+        DFLASH_ON_CPU,
+        ROPE_NATIVE,
+        RELAY_STREAM,
+        WORKER_STREAM,
+        WORKER_TRITON,
+        CACHE_LOCS,
+        INPUT_EMBEDS,
+        INTERPRETER,
+    ),
     device="cpu",
     summary="run on a CPU through Triton's interpreter, in float32",
 )

@@ -8,7 +8,7 @@ carry a tree mask.
 
 from __future__ import annotations
 
-from dflash_deploy.patching.anchors import After, IfTest, Stmt
+from dflash_deploy.patching.anchors import After, First, IfTest, Stmt
 from dflash_deploy.patching.edits import AddBranchFirst, AddClassField, AddElement, InsertStatements, ReplaceExpression
 from dflash_deploy.patching.patch import Contract, Example, Patch, PatchSet, Present, Refusal
 
@@ -480,6 +480,55 @@ CAPTURE_MASK = Patch(
     ),
 )
 
+REQUESTS = Patch(
+    name="ddtree-requests",
+    file="srt/speculative/dflash_utils.py",
+    why="DFLASH's check lets penalties and minimum lengths through that no tree serves, and names the wrong algorithm",
+    edit=InsertStatements(
+        "validate_dflash_request",
+        """
+        from sglang.srt.runtime_context import get_server_args
+        if get_server_args().speculative_algorithm == 'DDTREE':
+            from dflash_kernels.ddtree.requests import validate_ddtree_request
+            return validate_ddtree_request(req, enable_overlap)
+        """,
+        at=First(),
+    ),
+    contract=(
+        Contract("srt/runtime_context.py", "get_server_args", params=()),
+        Contract("srt/server_args.py", "ServerArgs", attributes=("speculative_algorithm",)),
+        Contract(
+            "srt/sampling/sampling_params.py",
+            "SamplingParams",
+            attributes=("frequency_penalty", "presence_penalty", "repetition_penalty", "min_new_tokens"),
+        ),
+        Contract(
+            "srt/managers/schedule_batch.py",
+            "Req",
+            attributes=("return_logprob", "return_hidden_states", "custom_logit_processor", "lora_id"),
+        ),
+    ),
+    examples=(
+        Example(
+            before="""
+                def validate_dflash_request(req, enable_overlap):
+                    if req.return_logprob:
+                        return "no"
+            """,
+            after="""
+                def validate_dflash_request(req, enable_overlap):
+                    from sglang.srt.runtime_context import get_server_args  # dflash-deploy: ddtree-requests
+                    if get_server_args().speculative_algorithm == 'DDTREE':
+                        from dflash_kernels.ddtree.requests import validate_ddtree_request
+                        return validate_ddtree_request(req, enable_overlap)
+                    if req.return_logprob:
+                        return "no"
+            """,
+        ),
+    ),
+    refuses=(Refusal("def validate_request(req, enable_overlap):\n    return None\n", "AnchorMissing"),),
+)
+
 DDTREE = PatchSet(
     name="ddtree",
     package="sglang",
@@ -495,6 +544,7 @@ DDTREE = PatchSet(
         HIDDEN_STATES,
         DRAFT_WINDOW,
         CAPTURE_MASK,
+        REQUESTS,
     ),
     tested=("0.5.16",),
     payload=True,
