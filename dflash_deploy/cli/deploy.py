@@ -63,6 +63,7 @@ def plan(
 ) -> None:
     """Show every step that ``up`` would take. Changes nothing; exits 10 when something would change."""
     from dflash_deploy.cli.deployment import deployment
+    from dflash_deploy.cli.lint import lint_findings
     from dflash_deploy.model import Plan
     from dflash_deploy.plan.patch import plan_patch
 
@@ -79,11 +80,16 @@ def plan(
         plans.append(here.launch_plan(here.service(), manifest))
         # Patches that cannot be computed yet are changes all the same.
         pending = not all(each.empty for each in plans)
+        # Before the patches are in, the release does not know the arguments that they add.
+        complaints = lint_findings(here) if plans[2].empty else []
         if as_json:
             emit_json(
                 {
                     "host": host,
                     "changes": pending,
+                    "arguments": [
+                        {"severity": str(f.severity), "message": f.message, "remedy": f.remedy} for f in complaints
+                    ],
                     "settings": here.settings.as_dict(),
                     "plans": [
                         {
@@ -100,6 +106,8 @@ def plan(
                 print(f"{each.name}: {each.reason}")
                 for step in each.steps:
                     print(f"  + {step.title}\n      {step.describe()}" if step.title else f"  + {step.describe()}")
+            for found in complaints:
+                print(f"{found.severity}: {found.message}" + (f"\n      {found.remedy}" if found.remedy else ""))
             print("something would change" if pending else "nothing would change")
     if pending:
         raise typer.Exit(CHANGES_PENDING)

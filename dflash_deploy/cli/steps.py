@@ -228,14 +228,19 @@ def launch_steps(here: Deployment, recap: Recap) -> None:
     """The service's files, and the service itself.
 
     Raises:
-        Incompatible: the service does not run and another process holds its port.
+        Incompatible: the service does not run and another process holds its port; or the release would not take its
+            arguments.
     """
+    from dflash_deploy.cli.lint import check_arguments
 
     def plan() -> Plan:
         state = here.service()
         if not state.running:
             check_port(here, state.orphans)
-        return here.launch_plan(state, here.applied())
+        planned = here.launch_plan(state, here.applied())
+        if not planned.empty:
+            check_arguments(here)
+        return planned
 
     recap.run(here, plan)
 
