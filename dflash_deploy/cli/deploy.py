@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from dflash_deploy.cli.common import HostArgument, JsonOption, emit_json
 from dflash_deploy.cli.options import BreakLock, Installed, Wanted, spread
 from dflash_deploy.cli.several import several
 from dflash_deploy.errors import CHANGES_PENDING
+
+CopyFrom = Annotated[
+    str, typer.Option("--from", metavar="HOST", help="Copy the environment of this host, where it may travel.")
+]
 
 # Imports are inside the commands: --help must not pay for them.
 
@@ -21,6 +27,7 @@ def register(app: typer.Typer) -> None:
 def provision(
     host: HostArgument,
     wanted: Installed,
+    source: CopyFrom = "",
     break_lock: BreakLock = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -34,6 +41,10 @@ def provision(
         deployment(host, wanted.given()) as here,
         here.locked("provision", break_lock=break_lock),
     ):
+        if source:
+            from dflash_deploy.cli.transplant import transplant_step
+
+            transplant_step(here, source, wanted.given(), recap)
         provision_steps(here, recap)
 
 

@@ -149,7 +149,7 @@ def plan_provision(
                     hint="name another folder with --venv, or move this one away",
                 )
             steps.append(Remove(settings.venv, title=f"remove the venv that no longer works ({settings.venv})"))
-        command, env = _make_venv(settings, facts, low, high, offline=house is not None)
+        command, env = venv_command(settings, facts, low, high, offline=house is not None)
         if not command:
             seen = ", ".join(".".join(map(str, python.version)) for python in facts.pythons) or "none"
             or_uv = "" if house is not None else ", or uv"
@@ -169,11 +169,7 @@ def plan_provision(
             hint="install Python's venv module (Debian: python3-venv) or uv, free disk space, or choose another --root",
         )
     steps += offline_steps(settings, facts, house, cached or {}) if house is not None else _install(settings, facts)
-    steps.append(verify_imports(settings))
-    stamp = {"stack": stack.name, "pins": wanted}
-    steps.append(
-        WriteFile(settings.stamp, json.dumps(stamp, indent=1).encode() + b"\n", title="note that the venv is complete")
-    )
+    steps += finish_steps(settings)
     if not venv.exists:
         reason = f"no venv at {settings.venv} yet"
     elif not venv.stamp:
@@ -232,6 +228,13 @@ def uploaded_path(settings: Settings, local: str) -> str:
     return posixpath.join(settings.root, "models", f"{posixpath.basename(posixpath.normpath(local))}-{digest}")
 
 
+def finish_steps(settings: Settings) -> list[Step]:
+    """What ends an installation: its imports work, and its stamp."""
+    stamp = {"stack": settings.stack.name, "pins": pins_digest(settings.stack)}
+    text = json.dumps(stamp, indent=1).encode() + b"\n"
+    return [verify_imports(settings), WriteFile(settings.stamp, text, title="note that the venv is complete")]
+
+
 def verify_imports(settings: Settings) -> Run:
     """The server's modules import, in a process of their own with a deadline."""
     modules = ["torch", "transformers", "sglang", "sglang.srt.server_args"]
@@ -243,9 +246,10 @@ def verify_imports(settings: Settings) -> Run:
     )
 
 
-def _make_venv(
+def venv_command(
     settings: Settings, facts: Facts, low: tuple[int, int], high: tuple[int, int], *, offline: bool
 ) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The command that makes the venv from a Python between the two, and its variables; empty when there is none."""
     fitting = [python for python in facts.pythons if low <= python.version[:2] <= high]
     if facts.uv and (fitting or not offline):
         version = fitting[0].path if fitting else f"{high[0]}.{high[1]}"
