@@ -169,23 +169,17 @@ def test_runs_on_an_older_python(tmp_path: Path) -> None:
     assert not facts.raw["probe"]["errors"]
 
 
-def test_hostile_names_and_many_files(tmp_path: Path) -> None:
+def test_hostile_names(tmp_path: Path) -> None:
     site = tmp_path / "venv/lib/python3.12/site-packages/torch"
     site.mkdir(parents=True)
     (tmp_path / "venv/pyvenv.cfg").write_text("home = /nonexistent/bin\nversion = 3.12.1\n")
     (site / "evil\x1b[31m\n.so").write_bytes(b"\x7fELF" + b"\0" * 100)
     os.mkfifo(site / "pipe.so")
     (site / "loop.so").symlink_to("loop.so")
-    for folder in range(100):
-        place = site / str(folder)
-        place.mkdir()
-        for index in range(100):
-            (place / f"{index}.py").touch()
     begun = time.monotonic()
     facts = gather(Shell(), venvs=[str(tmp_path / "venv")], discover=False)
     assert time.monotonic() - begun < 20
     (environment,) = facts.raw["venvs"]["environments"]
-    assert environment["elf"]["files"] > 10000
     assert environment["elf"]["bad_count"] == 1
     assert "\x1b" not in environment["elf"]["bad"][0]["path"]
     assert environment["python_exists"] is False

@@ -9,6 +9,7 @@ from typing import Any
 from dflash_deploy.audit.abi import demangle, old_string_abi, releases_with, torch_for_kernel
 from dflash_deploy.audit.rules.base import (
     Case,
+    Unseen,
     Verdict,
     dists,
     fail,
@@ -34,6 +35,7 @@ ABI_REFS = (
     "opendatalab/MinerU#811",
 )
 KERNEL = re.compile(r"^sgl_kernel/")
+ESSENTIAL = ("torch/", "sgl_kernel/")
 
 
 def kernel_of(environment: Mapping[str, Any]) -> tuple[str, str] | None:
@@ -282,6 +284,46 @@ def glibc_new_enough(case: Case) -> Iterator[Verdict]:
             yield ok("glibc and libstdc++ are new enough for every native file")
 
 
+@rule(
+    "torch-complete",
+    Where.VENV,
+    weight=4,
+    explains=(
+        "extension-symbols-resolve",
+        "shared-libraries-resolve",
+        "native-files-whole",
+        "cxx11-abi-matches",
+        "cuda-libraries-resolve",
+        "nccl-matches-torch",
+    ),
+)
+def torch_complete(case: Case) -> Iterator[Verdict]:
+    """torch's own files must be there and whole: version.py and the libraries that importing it loads. An interrupted
+    install or a full disk leaves the metadata without them."""
+    for environment in case.environments:
+        if "torch" not in environment:
+            raise Unseen(f"{label(environment)}: torch was not looked at")
+        torch = environment["torch"]
+        if torch is None:
+            continue
+        if not isinstance(torch, Mapping) or not isinstance(torch.get("libraries"), Mapping):
+            yield unknown(f"{label(environment)}: torch's libraries were not looked at")
+            continue
+        wrong = [f"torch/lib/{name}: {problem}" for name, problem in torch["libraries"].items() if problem]
+        if torch.get("broken"):
+            wrong.insert(0, str(torch["broken"]))
+        if wrong:
+            version = torch.get("version") or dists(environment).get("torch") or ""
+            pin = f"torch=={version}" if version else "torch"
+            yield fail(
+                f"torch {version} is not whole: {wrong[0]}",
+                wrong,
+                f"pip install --force-reinstall --no-deps {pin}, from the same index",
+            )
+        else:
+            yield ok(f"torch {torch.get('version')} is whole")
+
+
 @rule("native-files-whole", Where.VENV, weight=5, explains=("extension-symbols-resolve", "shared-libraries-resolve"))
 def native_files_whole(case: Case) -> Iterator[Verdict]:
     """Native files must be whole and for this machine: not truncated by an interrupted install, not of another
@@ -290,16 +332,18 @@ def native_files_whole(case: Case) -> Iterator[Verdict]:
         elf = native(environment)
         broken = False
         for item in rows(elf.get("bad")):
-            reason = str(item.get("reason"))
-            if item.get("important") and "no ELF header" not in reason:
+            path, reason = str(item.get("path")), str(item.get("reason"))
+            if item.get("important"):
                 broken = True
-                yield fail(f"{item.get('path')}: {reason}", (), "reinstall the package")
+                # Elsewhere a text file may be named .so: a linker script.
+                sure = "no ELF header" not in reason or path.startswith(ESSENTIAL)
+                yield (fail if sure else warn)(f"{path}: {reason}", (), "reinstall the package")
         other = [
             m
             for m in modules(environment)
             if m.get("important") and case.facts.arch and m.get("machine") not in (case.facts.arch, None)
         ]
-        essential = [m for m in other if str(m.get("path")).startswith(("torch/", "sgl_kernel/"))]
+        essential = [m for m in other if str(m.get("path")).startswith(ESSENTIAL)]
         if essential:
             broken = True
             yield fail(
@@ -309,6 +353,27 @@ def native_files_whole(case: Case) -> Iterator[Verdict]:
             )
         if not broken:
             yield ok("no damaged or foreign native files")
+
+
+@rule("kernel-files-present", Where.VENV, references=("PyPI sglang 0.5.9 to 0.5.10",), weight=6)
+def kernel_files_present(case: Case) -> Iterator[Verdict]:
+    """An installed kernel package must have its compiled operators. Uninstalling sgl-kernel after sglang-kernel was
+    installed over it (or the other way round) removes files that both own and leaves the metadata."""
+    for environment in case.environments:
+        kernel = kernel_of(environment)
+        if kernel is None:
+            continue
+        paths = [str(item.get("path")) for item in (*modules(environment), *rows(native(environment).get("bad")))]
+        if any(KERNEL.match(path) and "common_ops" in path for path in paths):
+            yield ok(f"{kernel[0]} {kernel[1]} has its operators")
+        elif native(environment).get("truncated"):
+            yield unknown(f"{label(environment)}: the walk was cut short")
+        else:
+            yield fail(
+                f"{kernel[0]} {kernel[1]} is installed without its operators",
+                ["no sgl_kernel/**/common_ops*.so"],
+                f"pip install --force-reinstall --no-deps {kernel[0]}=={kernel[1]}",
+            )
 
 
 @rule(

@@ -13,6 +13,10 @@ from dflash_deploy.facts.remote.elf import Elf, NotElf
 
 MAGIC = 0xBA55ED50
 MAX_FATBINS = 200000
+WINDOW = 1 << 20
+"""Bytes searched between two looks at the clock."""
+PADDING = 1 << 16
+"""A longer stretch without a fat binary was not understood."""
 
 
 def architectures(elf: Elf, budget_s: float = 0.5) -> dict[str, Any] | None:
@@ -35,10 +39,8 @@ def architectures(elf: Elf, budget_s: float = 0.5) -> dict[str, Any] | None:
                 break
             magic, _, header, payload = elf._unpack("<IHHQ", position)
             if magic != MAGIC:
-                following = elf.data.find(b"\x50\xed\x55\xba", position, end)
-                if following < 0:
-                    break
-                position = following
+                skipped, position = position, following(elf, position, end, deadline)
+                complete = complete and position - skipped <= PADDING
                 continue
             entry = position + header
             last = min(entry + payload, end)
@@ -56,3 +58,13 @@ def architectures(elf: Elf, budget_s: float = 0.5) -> dict[str, Any] | None:
     except NotElf:
         complete = False
     return {"sm": sorted(found[2]), "ptx": sorted(found[1]), "complete": complete}
+
+
+def following(elf: Elf, position: int, end: int, deadline: float) -> int:
+    """Offset of the next fat binary, ``end`` when there is none; where the clock ran out, how far it was looked."""
+    while position < end and time.monotonic() <= deadline:
+        found = int(elf.data.find(b"\x50\xed\x55\xba", position, min(position + WINDOW + 3, end)))
+        if found >= 0:
+            return found
+        position += WINDOW
+    return min(position, end)

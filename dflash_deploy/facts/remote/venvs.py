@@ -31,6 +31,12 @@ IMPORTANT = (
     "xgrammar",
 )
 """Top-level folders whose native files must load for the server to start."""
+GPU_CODE = ("sgl_kernel", "flash_attn", "deep_gemm", "vllm")
+"""Top-level folders whose GPU architectures rules compare with the card. torch's own lie scattered over a gigabyte."""
+GPU_SECONDS = 2.0
+"""For the GPU code of one environment, all files together."""
+TORCH_LIBRARIES = ("libc10.so", "libtorch.so", "libtorch_cpu.so", "libtorch_python.so")
+TORCH_CUDA_LIBRARIES = ("libc10_cuda.so", "libtorch_cuda.so")
 DRIVER = ("libcuda.so.1", "libnvidia-ml.so.1")
 
 
@@ -178,6 +184,7 @@ def scan(sites: list[str], markers: list[str]) -> dict[str, Any]:
     machines: dict[str, int] = {}
     needs: dict[str, tuple[tuple[int, ...], str, str, str]] = {}
     libraries = 0
+    gpu_seconds = GPU_SECONDS
     for site in sites:
         for path in native_files(site, deadline, state):
             relative = os.path.relpath(path, site)
@@ -205,9 +212,12 @@ def scan(sites: list[str], markers: list[str]) -> dict[str, Any]:
                 }
                 if uses_torch or "libnccl.so.2" in needed:
                     module.update(linker.missing_symbols(path))
-                gpu = architectures(elf)
-                if gpu is not None:
-                    module["gpu"] = gpu
+                if relative.split(os.sep)[0] in GPU_CODE:
+                    started = time.monotonic()
+                    gpu = architectures(elf, min(0.5, max(0.0, gpu_seconds)))
+                    gpu_seconds -= time.monotonic() - started
+                    if gpu is not None:
+                        module["gpu"] = gpu
                 modules.append(module)
             except NotElf as error:
                 bad.append({"path": relative, "reason": str(error), "important": important})
@@ -272,6 +282,26 @@ def runtime_versions() -> dict[str, Any]:
     return found
 
 
+def torch_facts(sites: list[str]) -> dict[str, Any] | None:
+    """torch's build, and what is wrong with each library that ``import torch`` loads ("" for nothing); None when
+    neither the package nor its metadata is there."""
+    for site in sites:
+        build = torch_build(site)
+        if build is None and not glob.glob(os.path.join(glob.escape(site), "torch-[0-9]*.dist-info")):
+            continue
+        found = build or {"version": None, "cuda": None, "broken": "its folder is missing"}
+        libraries = {}
+        for name in TORCH_LIBRARIES + (TORCH_CUDA_LIBRARIES if found.get("cuda") else ()):
+            path = os.path.join(site, "torch/lib", name)
+            try:
+                open_elf(path)
+                libraries[name] = ""
+            except NotElf as error:
+                libraries[name] = str(error) if os.path.lexists(path) else "missing"
+        return dict(found, libraries=libraries)
+    return None
+
+
 def one(path: str, asked: bool, markers: list[str], deep: bool) -> dict[str, Any]:
     """Facts of one environment."""
     if not os.path.isdir(path):
@@ -288,7 +318,7 @@ def one(path: str, asked: bool, markers: list[str], deep: bool) -> dict[str, Any
     found.update(identity(path))
     found["site_packages"] = sites
     found["dists"] = [dist for site in sites for dist in distributions(site)]
-    found["torch"] = next((build for build in map(torch_build, sites) if build), None)
+    found["torch"] = torch_facts(sites)
     found["owners"] = {key: value for site in sites for key, value in owners(site).items()}
     found["kernel_owners"] = [name for site in sites for name in kernel_owners(site)]
     found["elf"] = scan(sites, markers) if deep and sites else None
