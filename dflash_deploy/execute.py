@@ -252,8 +252,18 @@ def lock(
 
 def holder(host: Host, root: str) -> Mapping[str, Any] | None:
     """Who holds the lock, with ``stale`` (a reason or ``""``); None when nobody does."""
-    found = _parsed(host.read(posixpath.join(root, "lock", "owner.json")))
+    return described(_parsed(host.read(posixpath.join(root, "lock", "owner.json"))))
+
+
+def described(found: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """A lock's owner with ``stale``: a reason, or ``""``."""
     return None if found is None else {**found, "stale": _stale(found)}
+
+
+def release_lock(host: Host, root: str) -> None:
+    """Take the lock away from whoever holds it."""
+    folder = posixpath.join(root, "lock")
+    _remove_stale(host, folder, host.read(posixpath.join(folder, "owner.json")))
 
 
 def _remove_stale(host: Host, folder: str, seen: bytes | None) -> None:

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from dflash_deploy.audit.stacks import Stack, choose_stacks, get_stack, stack_for
-from dflash_deploy.errors import Incompatible, UsageError
+from dflash_deploy.errors import Incompatible, UnreadableFact, UsageError
 from dflash_deploy.facts import Facts
 
 
@@ -36,6 +36,9 @@ class Algorithm(StrEnum):
 DEFAULT_PORT = 30000
 DEFAULT_BUDGET = 16
 """Nodes of the draft tree, the root not counted."""
+
+SECRET_ARGS = {"SGLANG_API_KEY": "api-key", "SGLANG_ADMIN_API_KEY": "admin-api-key"}
+"""Variables of ``env`` and ``env_file`` that become arguments of the server, and on no command line."""
 
 TINY_CONTEXT = 2048
 """Tokens of context that the tiny pair is served with."""
@@ -65,6 +68,10 @@ class Settings:
     """The shipped pair is served: no model was named and the host has no GPU."""
     threads: int = 0
     """CPU threads of the server on a CPU stack; 0: left to it."""
+    release: str = ""
+    """Id of the release whose files are meant; ``""``: the layout before there were releases."""
+    managed: bool = True
+    """The environment is one that is made below ``venvs/``, not one that the user named."""
     origin: Mapping[str, str] = field(default_factory=dict)
     """Where each value came from: ``command line``, ``hosts.toml``, ``stack NAME``, ``facts`` or ``default``."""
 
@@ -79,12 +86,31 @@ class Settings:
         return posixpath.join(self.venv, ".dflash-deploy-stack.json")
 
     @property
+    def base_venv(self) -> str:
+        """The environment as installed, which patched ones are made from."""
+        return posixpath.join(self.root, "venvs", self.stack.pins[:12]) if self.managed else self.venv
+
+    @property
+    def release_dir(self) -> str:
+        return posixpath.join(self.root, "releases", self.release)
+
+    @property
     def service_dir(self) -> str:
-        return posixpath.join(self.root, "service")
+        return posixpath.join(self.release_dir, "config") if self.release else posixpath.join(self.root, "service")
 
     @property
     def env_file(self) -> str:
         return posixpath.join(self.service_dir, f"{self.service}.env")
+
+    @property
+    def secrets_file(self) -> str:
+        """Secret arguments of the server, as its ``--config`` reads them."""
+        return posixpath.join(self.service_dir, f"{self.service}.secrets.yaml")
+
+    @property
+    def current(self) -> str:
+        """Link to the last release that was proved healthy."""
+        return posixpath.join(self.root, "current")
 
     @property
     def runner(self) -> str:
@@ -93,11 +119,13 @@ class Settings:
 
     @property
     def state_file(self) -> str:
-        """What runs now, written by the runner."""
-        return posixpath.join(self.service_dir, f"{self.service}.state.json")
+        """What runs now, written by the runner; one for all releases."""
+        return posixpath.join(self.root, "service", f"{self.service}.state.json")
 
     @property
     def log_file(self) -> str:
+        if self.release:
+            return posixpath.join(self.release_dir, "log", f"{self.service}.log")
         return posixpath.join(self.root, "logs", f"{self.service}.log")
 
     @property
@@ -129,6 +157,10 @@ class Settings:
             argv += ["--speculative-ddtree-budget", str(self.budget)]
         return (*argv, *self.server_args)
 
+    def secret_args(self) -> dict[str, str]:
+        """Arguments that the server takes from a file, because a command line can be read by everyone."""
+        return {name: self.env[key] for key, name in SECRET_ARGS.items() if self.env.get(key)}
+
     def environment(self) -> dict[str, str]:
         """The server's own variables: stack first, the user's last."""
         return {
@@ -138,7 +170,7 @@ class Settings:
             "PYTHONUNBUFFERED": "1",
             **({"OMP_NUM_THREADS": str(self.threads)} if self.threads else {}),
             **dict(self.stack.env),
-            **dict(self.env),
+            **{key: value for key, value in self.env.items() if key not in SECRET_ARGS},
         }
 
     def as_dict(self) -> dict[str, Any]:
@@ -159,8 +191,44 @@ class Settings:
             "env": sorted(self.env),
             "mode": str(self.mode),
             "tiny_pair": self.tiny_pair,
+            "threads": self.threads,
+            "release": self.release,
+            "managed": self.managed,
             "origin": dict(self.origin),
         }
+
+    @classmethod
+    def of_record(cls, host: str, raw: Mapping[str, Any]) -> Settings:
+        """Settings as a release recorded them; values of ``env`` are in its environment file alone.
+
+        Raises:
+            UsageError: its stack is not one of this version's.
+            UnreadableFact: not a record of settings.
+        """
+        try:
+            return cls(
+                host=host,
+                stack=get_stack(str(raw["stack"])),
+                root=str(raw["root"]),
+                venv=str(raw["venv"]),
+                service=str(raw["service"]),
+                bind=str(raw["bind"]),
+                port=int(raw["port"]),
+                model=str(raw["model"]),
+                draft_model=str(raw["draft_model"]),
+                algorithm=str(raw["algorithm"]),
+                budget=int(raw["budget"]),
+                server_args=tuple(map(str, raw["server_args"])),
+                env={},
+                mode=Mode(raw["mode"]),
+                tiny_pair=bool(raw["tiny_pair"]),
+                threads=int(raw.get("threads", 0)),
+                release=str(raw.get("release", "")),
+                managed=bool(raw.get("managed", True)),
+                origin={str(k): f"release {raw.get('release', '')}" for k in raw},
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise UnreadableFact(f"the settings of a release of {host} cannot be read", evidence=repr(error)) from None
 
 
 def effective(
@@ -195,7 +263,7 @@ def effective(
     named = pick("stack", None, "facts")
     stack = find_stack(named, facts)
     root = _absolute(str(pick("root", "~/.local/share/dflash-deploy")), facts.home)
-    venv = _absolute(str(pick("venv", posixpath.join(root, "venv"))), facts.home)
+    venv = _absolute(str(pick("venv", posixpath.join(root, "venvs", stack.pins[:12]))), facts.home)
     pair = posixpath.join(root, "models", "tiny-pair")
     model = pick("model", None, "facts")
     tiny = model is None and not facts.gpus
@@ -223,6 +291,10 @@ def effective(
     problems += [
         f"env {key}: a line break in its value" for key, value in env.items() if "\n" in value or "\0" in value
     ]
+    shown = {word.partition("=")[0] for word in server_args} & {f"--{name}" for name in SECRET_ARGS.values()}
+    problems += [f"server argument {word}: everyone on the host could read it; put it into env_file" for word in shown]
+    if "--config" in server_args and any(env.get(key) for key in SECRET_ARGS):
+        problems.append("server argument --config: the server takes one, and the API key is in it")
     if mode not in ("auto", *Mode):
         problems.append(f"mode {mode!r}: auto, {', '.join(Mode)}")
     for key, path in (("root", root), ("venv", venv)):
@@ -248,6 +320,7 @@ def effective(
         tiny_pair=tiny,
         # More threads than cores that are free make the interpreter slower, not faster.
         threads=min(8, facts.cpu_count or 2) if stack.device == "cpu" else 0,
+        managed=origin["venv"] == "default",
         origin=origin,
     )
 

@@ -1,7 +1,8 @@
 """Runs one server: keeps its log, records what runs, and where there is no systemd restarts it and ends it.
 
     serve.py run   --state FILE --log FILE [--fingerprint TEXT] -- COMMAND...     under systemd
-    serve.py start ... [--env-file FILE] -- COMMAND...                            detached, restarted on failure
+    serve.py start ... [--replace] -- COMMAND...                                  detached, restarted on failure
+    serve.py keep  ... -- COMMAND...                                              the same in this process
     serve.py stop|status --state FILE                                             one JSON object on stdout
     serve.py gate  --log FILE --port N [--gpu-share F]                            exit 1 while port or GPUs are taken
 
@@ -110,11 +111,34 @@ def write_state(path, state):
     os.replace(part, path)
 
 
+SECRET = ("TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL")
+
+
+def secrets_of(env_file, command):
+    """Values that no log may hold: those of variables that are named like secrets, and of the server's own secret file."""
+    try:
+        pairs = env_from(env_file)
+    except OSError:
+        pairs = {}
+    found = {value for name, value in pairs.items() if any(word in name.upper() for word in SECRET)}
+    if "--config" in command[:-1]:
+        try:
+            with open(command[command.index("--config") + 1]) as file:
+                found |= {
+                    line.partition(":")[2].strip().strip("\"'") for line in file if "key" in line.partition(":")[0]
+                }
+        except OSError:
+            pass
+    # A short value would blot out ordinary text.
+    return sorted((value.encode() for value in found if len(value) >= 6), key=len, reverse=True)
+
+
 class Log:
     """A log file with size cap: ``x.log`` moves to ``x.log.1`` and so on, at every start and past ``limit`` bytes."""
 
-    def __init__(self, path, keep, limit):
-        self.path, self.keep, self.limit = path, keep, limit
+    def __init__(self, path, keep, limit, secrets=()):
+        self.path, self.keep, self.limit, self.secrets = path, keep, limit, secrets
+        self.held = b""
         self.file = None
         self.lost, self.error = 0, ""
         os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -138,6 +162,21 @@ class Log:
     def open(self):
         self.file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
         self.size = os.fstat(self.file).st_size
+
+    def take(self, data, last=False):
+        """Write output of the server with its secrets blotted out. One may be cut in two between reads: so many bytes of an
+        unfinished line are held back until the rest comes, or nothing comes."""
+        if not self.secrets:
+            return self.write(data)
+        data = self.held + data
+        whole = len(data) if last else data.rfind(b"\n") + 1
+        if not last and len(data) - whole > 65536:
+            whole = len(data) - len(self.secrets[0])
+        out, self.held = data[:whole], data[whole:]
+        for value in self.secrets:
+            out = out.replace(value, b"***")
+        if out:
+            self.write(out)
 
     def write(self, data):
         # A full disk must not stop the server: what cannot be written is dropped, and counted.
@@ -177,7 +216,8 @@ class Runner:
         self.child = None
         self.stopping = False
         self.restarts = 0
-        self.log = Log(options.log, options.keep, options.max_mib << 20)
+        secrets = secrets_of(options.env_file, options.command) if options.env_file else ()
+        self.log = Log(options.log, options.keep, options.max_mib << 20, secrets)
         signal.signal(signal.SIGTERM, self.on_stop)
         signal.signal(signal.SIGINT, self.on_stop)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -233,6 +273,7 @@ class Runner:
         if self.stopping:
             self.child.terminate()
         self.pump(self.child)
+        self.log.take(b"", last=True)
         code = self.child.wait()
         self.log.say("ended with %d%s" % (code, " as asked" if self.stopping else ""))
         if not end(lambda: family(parent), 5 if not self.stopping else self.options.grace):
@@ -240,7 +281,42 @@ class Runner:
         self.reap()
         if self.stopping:
             return 0
+        if code:
+            self.go_back()
         return code if code >= 0 else 128 - code
+
+    def go_back(self):
+        """A release that ends before it was proved gives way to the one that was: this process becomes its runner."""
+        if not self.options.release or not self.options.current:
+            return
+        proved = os.path.basename(os.path.realpath(self.options.current))
+        config = os.path.join(os.path.realpath(self.options.current), "config")
+        if proved == self.options.release or not os.path.isdir(config):
+            return
+        try:
+            with open(os.path.join(config, "launch.json")) as file:
+                launch = json.load(file)
+            argv = [str(word) for word in launch["argv"]]
+            action = argv.index("start") if "start" in argv[:3] else argv.index("run")
+            argv[action] = self.options.action
+            if "--replace" in argv[:4]:
+                argv.remove("--replace")
+            cut = argv.index("--")
+            env = dict(os.environ)
+            for name in env_from(self.options.env_file) if self.options.env_file else ():
+                env.pop(name, None)
+            env.update(env_from(argv[argv.index("--env-file", 0, cut) + 1]))
+        except (OSError, ValueError, KeyError):
+            return
+        self.log.say("release %s ended before it was proved: going back to %s" % (self.options.release, proved))
+        if self.options.action == "start":
+            # Already detached: run on in this process, without a second one.
+            argv[action] = "keep"
+        try:
+            os.chdir("/")
+            os.execve(argv[0], argv, env)
+        except OSError as error:
+            self.log.say("cannot go back: %s" % error)
 
     def pump(self, child):
         """Copy output until the server has ended; a grandchild that keeps the pipe open does not hold this up."""
@@ -265,9 +341,11 @@ class Runner:
                         if self.stopping:
                             limit = limit or time.monotonic() + self.options.grace
                     return
-                self.log.write(data)
+                self.log.take(data)
             elif child.poll() is not None:
                 return
+            else:
+                self.log.take(b"", last=True)
 
     def reap(self):
         while True:
@@ -429,27 +507,34 @@ def status(path):
 
 def start(options):
     found = status(options.state)
-    if found["running"]:
+    if found["running"] and not options.replace:
         return dict(found, started=False)
-    if found.get("orphans"):
-        state = read_state(options.state)
-        end(lambda: leftovers(state), options.grace)
-    began = time.time()
+    before = read_state(options.state)
     if detach():
         code = 1
         try:
-            if options.env_file:
-                os.environ.update(env_from(options.env_file))
-            code = Runner(options).keep_running()
+            # Out of the caller's reach from here on: what is ended now is followed by a start.
+            if found["running"]:
+                stop(options)
+            elif found.get("orphans"):
+                end(lambda: leftovers(before), options.grace)
+            code = keep(options)
         finally:
             os._exit(code & 255)
-    limit = time.monotonic() + 15
+    limit = time.monotonic() + 2 * options.grace + 30
     while time.monotonic() < limit:
         state = read_state(options.state)
-        if state is not None and state["since"] >= began - 0.001:
+        if state is not None and (before is None or state["since"] != before["since"] or state["pid"] != before["pid"]):
             return dict(status(options.state), started=True)
         time.sleep(0.05)
     return dict(status(options.state), started=False)
+
+
+def keep(options):
+    """Run in this process, restarted on failure."""
+    if options.env_file:
+        os.environ.update(env_from(options.env_file))
+    return Runner(options).keep_running()
 
 
 def stop(options):
@@ -469,13 +554,16 @@ def stop(options):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("action", choices=("run", "start", "stop", "status", "gate"))
+    parser.add_argument("action", choices=("run", "start", "keep", "stop", "status", "gate"))
     parser.add_argument("--state", default="")
     parser.add_argument("--log", default="")
     parser.add_argument("--keep", type=int, default=5)
     parser.add_argument("--max-mib", type=int, default=64)
     parser.add_argument("--fingerprint", default="")
     parser.add_argument("--env-file", default="")
+    parser.add_argument("--replace", action="store_true")
+    parser.add_argument("--release", default="")
+    parser.add_argument("--current", default="")
     parser.add_argument("--cwd", default="/")
     parser.add_argument("--grace", type=float, default=30)
     parser.add_argument("--delay", type=float, default=5)
@@ -488,7 +576,7 @@ def main():
     cut = words.index("--") if "--" in words else len(words)
     options = parser.parse_args(words[:cut])
     options.command = words[cut + 1 :]
-    if options.action in ("run", "start") and not (options.command and options.log):
+    if options.action in ("run", "start", "keep") and not (options.command and options.log):
         parser.error("a log and a command are needed")
     if options.action == "gate":
         if not options.log:
@@ -498,6 +586,8 @@ def main():
         parser.error("a state file is needed")
     if options.action == "run":
         return Runner(options).once()
+    if options.action == "keep":
+        return keep(options)
     print(json.dumps({"start": start, "stop": stop, "status": lambda o: status(o.state)}[options.action](options)))
     return 0
 

@@ -6,6 +6,8 @@ minor-version compatibility, 570 in full; 13.0: 580).
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -58,6 +60,12 @@ class Stack:
     """Installs from published wheels alone."""
     rank: int = 0
     """Preference among stacks that fit; higher is better."""
+
+    @property
+    def pins(self) -> str:
+        """One digest (sha256, hex) of everything that decides the content of an environment."""
+        text = json.dumps([self.name, self.torch, self.torch_variant, sorted(self.requirements), sorted(self.no_deps)])
+        return hashlib.sha256(text.encode()).hexdigest()
 
 
 CPU_PACKAGES = (

@@ -17,6 +17,8 @@ CopyFrom = Annotated[
 
 # Imports are inside the commands: --help must not pay for them.
 
+Keep = Annotated[int, typer.Option("--keep", min=1, metavar="N", help="Proved releases that stay on the host.")]
+
 
 def register(app: typer.Typer) -> None:
     """Add this group's commands to ``app``."""
@@ -38,13 +40,14 @@ def provision(
     recap = Recap()
     with (
         recap.printed(host, as_json),
-        deployment(host, wanted.given()) as here,
-        here.locked("provision", break_lock=break_lock),
+        deployment(host, wanted.given(), lock="provision", break_lock=break_lock) as here,
     ):
         if source:
             from dflash_deploy.cli.transplant import transplant_step
 
             transplant_step(here, source, wanted.given(), recap)
+            here.refresh()
+            here.choose_venv()
         provision_steps(here, recap)
 
 
@@ -54,41 +57,28 @@ def launch(
     break_lock: BreakLock = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Start the service, or restart it when something of it has changed. Does not wait for it: see ``health``."""
+    """Start the service, or restart it when something of it has changed. Does not wait for it, and so proves nothing:
+    ``up`` does."""
     from dflash_deploy.cli.deployment import deployment
     from dflash_deploy.cli.steps import Recap, launch_steps
 
     recap = Recap()
     with (
         recap.printed(host, as_json),
-        deployment(host, wanted.given()) as here,
-        here.locked("launch", break_lock=break_lock),
+        deployment(host, wanted.given(), lock="launch", break_lock=break_lock) as here,
     ):
         launch_steps(here, recap)
 
 
-def plan(
-    host: HostArgument,
-    wanted: Installed,
-    as_json: JsonOption = False,
-) -> None:
-    """Show every step that ``up`` would take. Changes nothing; exits 10 when something would change."""
+def plan(host: HostArgument, wanted: Installed, as_json: JsonOption = False) -> None:
+    """Show every step that ``up`` would take, each file's diff, and what would be downloaded. Changes nothing; exits 10
+    when something would change."""
     from dflash_deploy.cli.deployment import deployment
     from dflash_deploy.cli.lint import lint_findings
-    from dflash_deploy.model import Plan
-    from dflash_deploy.plan.patch import plan_patch
+    from dflash_deploy.cli.preview import all_plans, shown
 
     with deployment(host, wanted.given()) as here:
-        plans = [here.provision_plan(), here.models_plan()]
-        manifest = None
-        if plans[0].empty:
-            tree = here.tree_state()
-            plans.append(plan_patch(tree))
-            manifest = tree.manifest
-        else:
-            names = ", ".join(here.patch_sets())
-            plans.append(Plan("patch", (), f"{names}: after SGLang is installed"))
-        plans.append(here.launch_plan(here.service(), manifest))
+        plans = all_plans(here)
         # Patches that cannot be computed yet are changes all the same.
         pending = not all(each.empty for each in plans)
         # Before the patches are in, the release does not know the arguments that they add.
@@ -101,22 +91,23 @@ def plan(
                     "arguments": [
                         {"severity": str(f.severity), "message": f.message, "remedy": f.remedy} for f in complaints
                     ],
+                    "release": here.settings.release,
+                    "current": here.look.current,
                     "settings": here.settings.as_dict(),
-                    "plans": [
-                        {
-                            "name": p.name,
-                            "reason": p.reason,
-                            "steps": [{"title": s.title, "does": s.describe()} for s in p.steps],
-                        }
-                        for p in plans
-                    ],
+                    "plans": [shown(here, each) for each in plans],
                 }
             )
         else:
             for each in plans:
+                data = shown(here, each)
                 print(f"{each.name}: {each.reason}")
-                for step in each.steps:
-                    print(f"  + {step.title}\n      {step.describe()}" if step.title else f"  + {step.describe()}")
+                for step in data["steps"]:
+                    print(f"  + {step['title']}")
+                    print(f"      {step['does'].splitlines()[0][:300]}")
+                    if step["diff"]:
+                        print("\n".join(f"      {line}" for line in step["diff"].splitlines()))
+                if data["download_mib"]:
+                    print(f"  about {data['download_mib']} MiB come from the package index or this machine")
             for found in complaints:
                 print(f"{found.severity}: {found.message}" + (f"\n      {found.remedy}" if found.remedy else ""))
             print("something would change" if pending else "nothing would change")
@@ -127,33 +118,22 @@ def plan(
 def up(
     host: HostArgument,
     wanted: Installed,
+    keep: Keep = 3,
     break_lock: BreakLock = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Audit, provision, patch, launch and prove healthy: a bare host serves. A second run changes nothing."""
+    """Audit, provision, patch, launch and prove healthy: a bare host serves. A second run changes nothing. If what is
+    new does not become healthy, what served before serves again."""
     from dflash_deploy.cli.deployment import deployment
-    from dflash_deploy.cli.steps import (
-        Recap,
-        audit_step,
-        health_step,
-        launch_steps,
-        patch_steps,
-        provision_steps,
-        stream_step,
-    )
+    from dflash_deploy.cli.steps import Recap, audit_step, patch_steps, prove_steps, provision_steps
 
     recap = Recap()
-    with recap.printed(host, as_json), deployment(host, wanted.given()) as here:
-        with here.locked("up", break_lock=break_lock):
+    with recap.printed(host, as_json):
+        with deployment(host, wanted.given(), lock="up", break_lock=break_lock) as here:
             with recap.step("audit") as note:
                 note.detail = audit_step(here)
             provision_steps(here, recap)
             patch_steps(here, recap)
-            launch_steps(here, recap)
-            with recap.step("health") as note:
-                report = health_step(here)
-                note.detail = f"serving at {here.settings.url}"
-                recap.data["health"] = report.as_dict()
-                recap.data["streamed"] = stream_step(here)
+            report = prove_steps(here, recap, keep=keep)
             recap.data["url"] = here.settings.url
         recap.show_health(report)

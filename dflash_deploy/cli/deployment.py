@@ -1,16 +1,18 @@
-"""One deployment as the commands use it: the host, its facts, its settings, and each step's plan."""
+"""One deployment as the commands use it: the host, its facts, its settings, what lies there, and each step's plan."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import posixpath
 import sys
+import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dflash_deploy.model import Plan
+from dflash_deploy.model import Plan, Step
 
 if TYPE_CHECKING:
     from dflash_deploy.execute import Journal
@@ -18,11 +20,15 @@ if TYPE_CHECKING:
     from dflash_deploy.host import Host
     from dflash_deploy.launch import ServiceState
     from dflash_deploy.patching.judge import TreeState
-    from dflash_deploy.patching.manifest import Manifest
+    from dflash_deploy.plan.provision import VenvState
+    from dflash_deploy.releases.model import Look, Release, VenvLook
     from dflash_deploy.settings import Settings
     from dflash_deploy.wheelhouse import House
 
 DEFAULT_ROOT = "~/.local/share/dflash-deploy"
+DEFAULT_SERVICE = "dflash-sglang"
+OWN_FOLDERS = ("sglang", ".dflash-deploy", "dflash_kernels")
+"""Entries of site-packages that a patched environment does not share with the one it was made from."""
 
 
 def talk(text: str) -> None:
@@ -39,8 +45,14 @@ class Deployment:
     settings: Settings
     uploads: Mapping[str, str]
     """Path on the host → folder on this side, for models that exist here only."""
+    look: Look
+    """What lay on the host when it was last looked at."""
+    inputs: str = ""
+    """Digest of the patch sets that are wanted."""
     house: House | None = None
     """Wheels to install from, instead of an index."""
+    key: str | None = field(default=None, repr=False)
+    """The server's API key; None: not looked for yet."""
 
     @property
     def journal(self) -> Journal:
@@ -48,23 +60,60 @@ class Deployment:
 
         return Journal(self.host, posixpath.join(self.settings.root, "journal.jsonl"))
 
-    @contextlib.contextmanager
-    def locked(self, what: str, *, break_lock: bool = False) -> Iterator[None]:
-        """Hold the host's lock."""
-        from dflash_deploy.execute import lock
+    def refresh(self) -> Look:
+        """Look again."""
+        self.look = look_at(self.host, self.facts, self.settings, self.inputs)
+        return self.look
 
-        with lock(self.host, self.settings.root, what, break_lock=break_lock, on_notice=talk):
-            yield
+    # environment and patches
+
+    def venv_state(self, path: str) -> VenvState:
+        """What stands at an environment's path."""
+        from dflash_deploy.plan.provision import VenvState
+
+        found = self.look.venvs.get(path)
+        if found is None:
+            return VenvState()
+        return VenvState.of_look(found)
+
+    def complete(self, path: str) -> bool:
+        """The environment holds the stack to the last package."""
+        from dflash_deploy.plan.provision import is_complete
+
+        return is_complete(self.settings.stack, self.venv_state(path))
+
+    def source(self) -> str:
+        """The environment that a patched one is made from: as installed, or of the layout before releases."""
+        legacy = posixpath.join(self.settings.root, "venv")
+        if not self.complete(self.settings.base_venv) and self.complete(legacy):
+            return legacy
+        return self.settings.base_venv
+
+    def choose_venv(self) -> None:
+        """Settle on the environment that these patch sets are in already, if there is one and it is whole."""
+        from dflash_deploy.plan.release import known_venv
+
+        if self.settings.managed and self.patch_sets():
+            found = known_venv(self.settings, self.look, self.inputs)
+            path = found if found and self.complete(found) else self.settings.base_venv
+            self.settings = replace(self.settings, venv=path)
+
+    @property
+    def patched(self) -> VenvLook | None:
+        """The environment of the settings, if all patches are in it as they should be."""
+        found = self.look.venvs.get(self.settings.venv)
+        if found is None or not found.intact or (found.manifest is None and self.patch_sets()):
+            return None
+        return found if not self.patch_sets() or self.inputs in (found.stamp.get("inputs") or ()) else None
 
     def provision_plan(self) -> Plan:
-        """What the venv still needs."""
-        from dflash_deploy.plan.provision import INSPECT, VenvState, plan_provision
+        """What the environment still needs."""
+        from dflash_deploy.plan.provision import plan_provision
 
         settings = self.settings
-        exists = self.host.run(["test", "-e", settings.venv], timeout_s=30).ok
-        script = 'test -x "$1" || exit 0; exec "$1" -I -c "$2"'
-        inspected = self.host.run(["/bin/sh", "-c", script, "sh", settings.python, INSPECT], timeout_s=120)
-        state = VenvState.of(exists, inspected.out, self.host.read(settings.stamp) if exists else None)
+        if settings.managed and settings.venv == settings.base_venv and self.source() != settings.base_venv:
+            return Plan("provision", (), f"{settings.stack.name} is installed in {self.source()}")
+        state = self.venv_state(settings.venv)
         if self.house is None:
             return plan_provision(settings, self.facts, state)
         from dflash_deploy.plan.offline import cache_folder, to_upload
@@ -82,27 +131,25 @@ class Deployment:
     def models_plan(self) -> Plan:
         """Which models still have to travel."""
         from dflash_deploy.assets import templates_dir
-        from dflash_deploy.execute import local_tree, remote_tree
+        from dflash_deploy.execute import local_tree
         from dflash_deploy.plan.provision import ModelState, plan_models
 
         settings = self.settings
         pair = templates_dir() / "tiny-pair"
-        differs = False
-        if settings.tiny_pair:
-            differs = remote_tree(self.host, posixpath.join(settings.root, "models", "tiny-pair")) != local_tree(pair)
+        differs = settings.tiny_pair and self.look.trees.get(pair_folder(settings)) != local_tree(pair)
         states = {
-            path: ModelState(on_host=has_model(self.host, path), local=self.uploads.get(path, ""))
+            path: ModelState(on_host=self.look.models.get(path, False), local=self.uploads.get(path, ""))
             for path in (settings.model, settings.draft_model)
             if path and not settings.tiny_pair
         }
         return plan_models(settings, states, str(pair), pair_differs=differs)
 
-    def tree_state(self) -> TreeState:
-        """Where SGLang's tree in the venv stands against the stack's patch sets."""
+    def tree_state(self, path: str) -> TreeState:
+        """Where SGLang's tree in an environment stands against the stack's patch sets."""
         from dflash_deploy.cli.patch import choose_sets, payload_of, rules
         from dflash_deploy.patching import tree
 
-        site, sets = choose_sets(self.host, self.settings.venv, self.patch_sets())
+        site, sets = choose_sets(self.host, path, self.patch_sets())
         device = self.settings.stack.device
         return tree.inspect(self.host, site, sets, payload=payload_of(sets), device=device, rules=rules())
 
@@ -110,77 +157,291 @@ class Deployment:
         """The stack's sets, whatever the algorithm: another algorithm is then only a restart away."""
         return list(self.settings.stack.patch_sets)
 
+    # service
+
     def service(self) -> ServiceState:
         from dflash_deploy.launch import observe
 
         return observe(self.host, self.settings, self.facts)
 
-    def applied(self) -> Manifest | None:
-        """The manifest of the patched tree as it lies on the host; None when nothing is patched there."""
-        from dflash_deploy.cli.patch import PACKAGE
-        from dflash_deploy.patching import tree
+    def seen_service(self) -> ServiceState:
+        """The service as it was when the host was looked at."""
+        from dflash_deploy.launch import state_of
 
-        return tree.read(self.host, self.settings.venv, PACKAGE).manifest
+        return state_of(self.settings, self.look.services.get(self.settings.service) or {})
 
-    def launch_plan(self, state: ServiceState, manifest: Manifest | None) -> Plan:
-        """What the service still needs to run as set.
+    def launch_plan(self) -> Plan:
+        """What the release still needs to run as set. Settles the release's id.
 
-        Args:
-            manifest: of the patched tree; None: the tree is not there yet.
+        An environment that has yet to be made counts as one without patches.
         """
         from dflash_deploy.assets import templates_dir
         from dflash_deploy.execute import local_tree
-        from dflash_deploy.launch import present
-        from dflash_deploy.plan.launch import plan_launch, render
-        from dflash_deploy.plan.provision import pins_digest
+        from dflash_deploy.plan.launch import Present, plan_launch, render, unit_path
+        from dflash_deploy.plan.release import end_steps, release_steps
 
-        settings = self.settings
-        content = [pins_digest(settings.stack)]
+        venv = self.look.venvs.get(self.settings.venv)
+        manifest = venv.manifest if venv is not None else None
+        content = [self.settings.stack.pins]
         if manifest is not None:
             content += [f"{path} {entry.patched}" for path, entry in sorted(manifest.files.items())]
             content.append(manifest.payload)
-        if settings.tiny_pair:
+        if self.settings.tiny_pair:
             content += [f"{path} {digest}" for path, digest in local_tree(templates_dir() / "tiny-pair").items()]
-        files = render(settings, self.facts, templates_dir(), content)
-        return plan_launch(settings, self.facts, files, present(self.host, settings, self.facts, state))
+        templates = templates_dir()
+        wanted = replace(self.settings, release="")
+        fingerprint = render(wanted, self.facts, templates, content).fingerprint
+        self.settings = settings = replace(wanted, release=self.look.next_id(fingerprint))
+        files = render(settings, self.facts, templates, content)
+        state = self.seen_service()
+        created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        steps: list[Step] = []
+        if self.look.legacy and state.running and not self.look.releases:
+            steps += self._adopt()
+        steps += release_steps(settings, self.facts, files, self.look, manifest, created)
+        current = self.look.current_release
+        if current is not None and current.launch:
+            steps += end_steps(settings, self.facts, current, unless=(settings.mode, settings.service))
+        unit = unit_path(settings, self.facts)
+        ours = {settings.env_file: files.env, settings.runner: files.runner, settings.secrets_file: files.secrets}
+        ours[settings.staged_unit] = files.unit
+        from dflash_deploy.execute import digest
+
+        digests = {path: digest(data) for path, data in ours.items()}
+        digests[unit] = self.look.files.get(unit, "")
+        present = Present(digests, state.enabled, state.running, state.fingerprint)
+        plan = plan_launch(settings, self.facts, files, present)
+        reason = plan.reason if plan.steps or not steps else f"files of release {settings.release} are mended"
+        return Plan("launch", (*steps, *plan.steps), reason)
+
+    def api_key(self) -> str:
+        """The key that the server asks for; ``""``: none. It is in the settings, or in a 0600 file on the host."""
+        if self.key is None:
+            self.key = self.settings.env.get("SGLANG_API_KEY") or self._recorded_key()
+        return self.key
+
+    def _recorded_key(self) -> str:
+        from dflash_deploy.errors import CommandFailed
+
+        if not self.settings.release:
+            return ""
+        try:
+            text = (self.host.read(self.settings.secrets_file) or b"").decode("utf-8", "replace")
+        except CommandFailed:
+            return ""
+        for line in text.splitlines():
+            name, _, value = line.partition(": ")
+            if name == "api-key":
+                return str(json.loads(value))
+        return ""
+
+    def _adopt(self) -> list[Step]:
+        from dflash_deploy.assets import templates_dir
+        from dflash_deploy.plan.launch import unit_path
+        from dflash_deploy.plan.release import adopt_steps
+
+        record = dict((self.look.services.get(self.settings.service) or {}).get("record") or {})
+        if not record.get("command"):
+            return []
+        old = replace(self.settings, release="")
+        runner = (templates_dir() / "serve.py").read_bytes()
+        return adopt_steps(old, self.look, record, runner, unit_path(old, self.facts))
+
+    def of_release(self, release: Release) -> Deployment:
+        """The same host with the settings that a release was made with."""
+        from dflash_deploy.settings import Settings
+
+        settings = replace(Settings.of_record(self.host.name, release.settings), root=self.settings.root)
+        return replace(self, settings=settings, key=None)
+
+
+def look_at(host: Host, facts: Facts, settings: Settings, inputs: str) -> Look:
+    """Look at a deployment with everything that its plans need to know."""
+    from dflash_deploy.plan.launch import unit_path
+    from dflash_deploy.releases.look import look
+
+    legacy = posixpath.join(settings.root, "venv")
+    bases = (settings.base_venv, legacy) if settings.managed else (settings.venv,)
+    unit = unit_path(settings, facts)
+    return look(
+        host,
+        settings.root,
+        settings.service,
+        bases=bases,
+        # An environment of the user's own is looked into whatever its stamp says.
+        inputs=inputs if settings.managed else "",
+        files=[unit] if unit else [],
+        trees=[pair_folder(settings)] if settings.tiny_pair else [],
+        models=[path for path in (settings.model, settings.draft_model) if path],
+    )
+
+
+def pair_folder(settings: Settings) -> str:
+    """Where the shipped pair lies on the host."""
+    return posixpath.join(settings.root, "models", "tiny-pair")
 
 
 @contextlib.contextmanager
-def deployment(name: str, options: Mapping[str, Any], *, serving: bool = True) -> Iterator[Deployment]:
-    """Resolve, connect, look, settle.
+def deployment(
+    name: str, options: Mapping[str, Any], *, serving: bool = True, lock: str = "", break_lock: bool = False
+) -> Iterator[Deployment]:
+    """Resolve, connect, look, settle: for commands that bring a host to what is wanted.
 
     Args:
+        serving: False when only the environment as installed is asked about: no model has to be named.
+        lock: what the host's lock is taken for, before anything is looked at; ``""``: it is not taken.
         options: of the command line: those of :func:`~dflash_deploy.settings.effective`, ``inventory``, ``accept_new``.
 
     Raises:
         UsageError, HostError, UnreadableFact, Incompatible
     """
+    from dflash_deploy.cli.patch import inputs_digest
     from dflash_deploy.facts import gather
-    from dflash_deploy.host import connect
-    from dflash_deploy.inventory import resolve
     from dflash_deploy.settings import effective
     from dflash_deploy.wheelhouse.house import read_house
 
-    target = resolve(name, inventory=options.get("inventory"))
-    folder = options.get("wheelhouse") or target.options.get("wheelhouse")
-    house = read_house(str(folder)) if folder else None
-    host = connect(target, accept_new=bool(options.get("accept_new")) or target.accept_new, on_notice=talk)
-    try:
-        entry = dict(target.options)
-        if "env_file" in entry:
-            entry["env"] = {**env_of_file(str(entry["env_file"])), **dict(entry.get("env", {}))}
+    with contextlib.ExitStack() as held:
+        folder = options.get("wheelhouse") or table_of(name, options).get("wheelhouse")
+        house = read_house(str(folder)) if folder else None
+        host, entry = held.enter_context(connected(name, options))
         root = str(options.get("root") or entry.get("root") or DEFAULT_ROOT)
         venv = options.get("venv") or entry.get("venv")
-        places = [expand(str(path), host.home) for path in (root, venv) if path]
-        facts = gather(host, paths=places, discover=False)
-        settings = effective(target.name, facts, options=options, entry=entry, serving=serving)
-        settings, uploads = _place_models(host, settings) if serving else (settings, {})
-        yield Deployment(host, facts, settings, uploads, house)
+        named = [str(options.get(key) or entry.get(key) or "") for key in ("model", "draft_model")]
+        pair = posixpath.join(root, "models", "tiny-pair")
+        models = [expand(path, host.home) for path in (named if any(named) else [f"{pair}/target", f"{pair}/drafter"])]
+        port = options.get("port") or entry.get("port") or 30000
+        facts = gather(
+            host,
+            paths=[expand(str(path), host.home) for path in (root, venv) if path],
+            models=[path for path in models if path != host.home],
+            ports=[port] if isinstance(port, int) else [],
+            discover=False,
+        )
+        settings = effective(host.name, facts, options=options, entry=entry, serving=serving)
+        if not settings.tiny_pair:
+            settings = replace(
+                settings,
+                model=expand(settings.model, host.home) if settings.model else "",
+                draft_model=expand(settings.draft_model, host.home) if settings.draft_model else "",
+            )
+        if lock:
+            held.enter_context(locked(host, settings.root, lock, break_lock=break_lock))
+        stack = settings.stack
+        inputs = inputs_digest(stack.patch_sets, stack.sglang, stack.device)
+        seen = look_at(host, facts, settings, inputs)
+        settings, uploads = _place_models(settings, seen, named)
+        here = Deployment(host, facts, settings, uploads, seen, inputs, house)
+        if any(path not in seen.models for path in uploads):
+            here.refresh()
+        if serving:
+            here.choose_venv()
+        else:
+            here.settings = replace(here.settings, venv=here.source())
+        yield here
+
+
+@contextlib.contextmanager
+def deployed(
+    name: str,
+    options: Mapping[str, Any],
+    *,
+    release: str = "",
+    failed: bool = False,
+    lock: str = "",
+    break_lock: bool = False,
+) -> Iterator[Deployment]:
+    """What is deployed on a host, with the settings that it was deployed with: for commands that ask or end.
+
+    The release is the named one, else the one that runs, the current, the last. Without any the settings are those of
+    the options, ``hosts.toml`` and defaults.
+
+    Args:
+        failed: the last release, if it failed, before any other.
+
+    Raises:
+        UsageError: there is no release of that name.
+    """
+    from dflash_deploy.errors import UsageError
+    from dflash_deploy.facts import gather
+    from dflash_deploy.releases.look import look
+    from dflash_deploy.settings import effective
+
+    with contextlib.ExitStack() as held:
+        host, entry = held.enter_context(connected(name, options))
+        root = expand(str(options.get("root") or entry.get("root") or DEFAULT_ROOT), host.home)
+        facts = gather(host, discover=False)
+        if lock:
+            held.enter_context(locked(host, root, lock, break_lock=break_lock))
+        seen = look(host, root, str(options.get("service") or entry.get("service") or DEFAULT_SERVICE))
+        chosen = seen.release(release) if release else seen.running_release or seen.current_release
+        if release and chosen is None:
+            known = ", ".join(each.id for each in seen.releases) or "none"
+            raise UsageError(f"there is no release {release} on {name}", evidence=f"there are: {known}")
+        if seen.releases and (chosen is None or (failed and not release and seen.releases[-1].failed)):
+            chosen = seen.releases[-1]
+        given = {key: value for key, value in options.items() if key not in ("root", "inventory", "accept_new")}
+        given = {key: value for key, value in given.items() if value is not None}
+        if chosen is not None and chosen.settings:
+            from dflash_deploy.settings import Settings
+
+            settings = replace(Settings.of_record(host.name, chosen.settings), root=root)
+            if "service" in given and given["service"] != settings.service:
+                # Another service than the releases': nothing is recorded of it.
+                chosen = None
+        if chosen is None or not chosen.settings:
+            settings = effective(host.name, facts, options=options, entry=entry, serving=False)
+        elif given:
+            settings = _overridden(host, facts, settings, given)
+        yield Deployment(host, facts, settings, {}, seen)
+
+
+def _overridden(host: Host, facts: Facts, settings: Settings, given: Mapping[str, Any]) -> Settings:
+    """Recorded settings with what the command line says otherwise."""
+    from dflash_deploy.settings import Mode, effective
+
+    # Bad values are refused with the usual messages.
+    base: dict[str, Any] = {"stack": settings.stack.name, "root": settings.root, **given}
+    checked = effective(host.name, facts, options=base, serving=False)
+    changes: dict[str, Any] = {key: getattr(checked, key) for key in given if hasattr(checked, key)}
+    if "mode" in changes:
+        changes["mode"] = Mode(checked.mode)
+    return replace(settings, **changes)
+
+
+@contextlib.contextmanager
+def locked(host: Host, root: str, what: str, *, break_lock: bool = False) -> Iterator[None]:
+    """Hold the host's lock."""
+    from dflash_deploy.execute import lock
+
+    with lock(host, root, what, break_lock=break_lock, on_notice=talk):
+        yield
+
+
+def table_of(name: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The host's table of ``hosts.toml``."""
+    from dflash_deploy.inventory import resolve
+
+    return resolve(name, inventory=options.get("inventory")).options
+
+
+@contextlib.contextmanager
+def connected(name: str, options: Mapping[str, Any]) -> Iterator[tuple[Host, dict[str, Any]]]:
+    """The host, connected, and its table of ``hosts.toml``."""
+    from dflash_deploy.host import connect
+    from dflash_deploy.inventory import resolve
+
+    target = resolve(name, inventory=options.get("inventory"))
+    entry = dict(target.options)
+    if "env_file" in entry:
+        entry["env"] = {**env_of_file(str(entry["env_file"])), **dict(entry.get("env", {}))}
+    host = connect(target, accept_new=bool(options.get("accept_new")) or target.accept_new, on_notice=talk)
+    try:
+        yield host, entry
     finally:
         host.close()
 
 
-def _place_models(host: Host, settings: Settings) -> tuple[Settings, dict[str, str]]:
+def _place_models(settings: Settings, seen: Look, named: list[str]) -> tuple[Settings, dict[str, str]]:
     """Where each named model is: on the host as given, else here, to be uploaded below the root."""
     from dflash_deploy.plan.provision import uploaded_path
 
@@ -188,22 +449,17 @@ def _place_models(host: Host, settings: Settings) -> tuple[Settings, dict[str, s
         return settings, {}
     uploads: dict[str, str] = {}
 
-    def place(path: str) -> str:
-        there = expand(path, host.home)
-        if not path or has_model(host, there):
-            return there if path else ""
-        here = Path(path).expanduser()
-        if (here / "config.json").is_file():
+    def place(there: str, name: str) -> str:
+        if not there or seen.models.get(there):
+            return there
+        here = Path(name).expanduser()
+        if name and (here / "config.json").is_file():
             there = uploaded_path(settings, str(here.resolve()))
             uploads[there] = str(here.resolve())
         return there
 
-    return replace(settings, model=place(settings.model), draft_model=place(settings.draft_model)), uploads
-
-
-def has_model(host: Host, path: str) -> bool:
-    """A folder with a configuration is there."""
-    return host.run(["test", "-f", posixpath.join(path, "config.json")], timeout_s=30).ok
+    model, draft = (place(*pair) for pair in zip((settings.model, settings.draft_model), named, strict=True))
+    return replace(settings, model=model, draft_model=draft), uploads
 
 
 def expand(path: str, home: str) -> str:

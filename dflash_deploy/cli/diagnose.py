@@ -101,11 +101,11 @@ def _of_host(
     Args:
         whole: gather what a bundle holds as well.
     """
-    from dflash_deploy.cli.deployment import deployment
+    from dflash_deploy.cli.deployment import deployed
     from dflash_deploy.diagnose import diagnose
     from dflash_deploy.launch import faults, kernel_lines, look
 
-    with deployment(name, options, serving=False) as here:
+    with deployed(name, options, failed=True) as here:
         settings, host = here.settings, here.host
         now, before = host.read(settings.log_file), host.read(settings.log_file + ".1")
         seen = look(host, settings)
@@ -124,7 +124,7 @@ def _of_host(
 
 def _parts(here: Deployment, seen: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Arguments, environment, facts, manifest and state, each as far as it can be had; and what must not be shown."""
-    from dflash_deploy.cli.start import api_key_of, starts_file
+    from dflash_deploy.cli.start import starts_file
     from dflash_deploy.diagnose.bundle import environment
     from dflash_deploy.facts import gather
     from dflash_deploy.facts.redact import redact
@@ -144,7 +144,7 @@ def _parts(here: Deployment, seen: dict[str, Any]) -> tuple[dict[str, Any], tupl
 
     def effective() -> Any:
         with host.forward(settings.port) as port:
-            reply = request(f"http://127.0.0.1:{port}", "/server_info", key=api_key_of(settings), timeout_s=10)
+            reply = request(f"http://127.0.0.1:{port}", "/server_info", key=here.api_key(), timeout_s=10)
             return reply.json() or f"HTTP {reply.status}\n"
 
     def unit() -> str:
@@ -158,7 +158,7 @@ def _parts(here: Deployment, seen: dict[str, Any]) -> tuple[dict[str, Any], tupl
     add("starts.jsonl", lambda: text(starts_file(settings)))
     add("manifest.json", lambda: text(str((seen.get("manifest") or {}).get("path") or "/nonexistent")))
     add("facts.json", lambda: redact(gather(host, venvs=[settings.venv], paths=[settings.root]).to_json()))
-    return parts, (api_key_of(settings), *hidden)
+    return parts, (here.api_key(), *hidden)
 
 
 def _tell(source: str, found: Diagnosis) -> None:

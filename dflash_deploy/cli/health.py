@@ -44,12 +44,12 @@ class _Job:
 
 def _climb(name: str, job: _Job, tell: Any) -> HealthReport:
     """One host's ladder, after its start when that is waited for."""
-    from dflash_deploy.cli.deployment import deployment
-    from dflash_deploy.cli.start import api_key_of, stall_limits, wait_until_ready
-    from dflash_deploy.health import check, is_ready
+    from dflash_deploy.cli.deployment import deployed
+    from dflash_deploy.cli.start import is_serving, stall_limits, wait_until_ready
+    from dflash_deploy.health import check
 
-    with deployment(name, job.settings) as here:
-        options = job.options if job.options.key else replace(job.options, key=api_key_of(here.settings))
+    with deployed(name, job.settings) as here:
+        options = job.options if job.options.key else replace(job.options, key=here.api_key())
         if options.timeout_s <= 0:
             options = replace(options, timeout_s=600.0 if here.settings.stack.device == "cpu" else 180.0)
         if options.concurrency <= 0:
@@ -59,7 +59,7 @@ def _climb(name: str, job: _Job, tell: Any) -> HealthReport:
             with here.host.forward(here.settings.port) as port:
 
                 def ready(here: Deployment = here, port: int = port) -> bool:
-                    return here.service().running and is_ready(f"http://127.0.0.1:{port}", key=options.key)
+                    return is_serving(here, port)
 
                 if not ready():
                     wait_until_ready(here, ready, stall_limits(list(job.stall)))
@@ -211,7 +211,7 @@ def health(
     ] = "",
     prompts: Annotated[Path | None, typer.Option(help="Prompts to check or record, as JSON lines.")] = None,
     api_key_env: Annotated[
-        str, typer.Option(metavar="NAME", help="Variable with the server's API key. Default: the planned --api-key.")
+        str, typer.Option(metavar="NAME", help="Variable with the server's API key. Default: the deployment's own.")
     ] = "",
     min_acceptance: Annotated[float, typer.Option(help="Floor of tokens per verify step.")] = 0.0,
     concurrency: Annotated[
@@ -335,15 +335,14 @@ def _write_prometheus(path: str, text: str) -> None:
 def _record(name: str, path: str, settings: Mapping[str, Any], options: Options) -> None:
     import json as jsonlib
 
-    from dflash_deploy.cli.deployment import deployment
-    from dflash_deploy.cli.start import api_key_of
+    from dflash_deploy.cli.deployment import deployed
     from dflash_deploy.health import record, tiny_pair_probes
 
-    with deployment(name, settings) as here:
+    with deployed(name, settings) as here:
         probes = options.probes or (tiny_pair_probes() if here.settings.tiny_pair else ())
         if not probes:
             raise UsageError("no prompts to record", hint="--prompts FILE")
-        rows = record(here.host, here.settings, probes, key=options.key or api_key_of(here.settings))
+        rows = record(here.host, here.settings, probes, key=options.key or here.api_key())
     text = "".join(jsonlib.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     if path == "-":
         sys.stdout.write(text)

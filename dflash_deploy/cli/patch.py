@@ -179,6 +179,17 @@ def rules() -> str:
     return rules_digest(Path(place) for spec in found if spec for place in spec.submodule_search_locations or ())
 
 
+def inputs_digest(names: Sequence[str], version: str, device: str) -> str:
+    """One digest (sha256, hex) of all that decides what patching comes to, computed from files on this side alone."""
+    import hashlib
+
+    from dflash_deploy.assets import payload_dir
+    from dflash_deploy.patching.manifest import load_payload, payload_digest
+
+    parts = (rules(), payload_digest(load_payload(payload_dir())), sorted(names), version, device)
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
 def payload_of(sets: Sequence[PatchSet]) -> Path | None:
     """Folder of the payload, where a set's injected code imports it; else None."""
     from dflash_deploy.assets import payload_dir

@@ -25,21 +25,23 @@ def down(
     as_json: JsonOption = False,
 ) -> None:
     """End exactly what was started, and keep it from starting at boot. Files stay."""
-    from dflash_deploy.cli.deployment import deployment
+    from dflash_deploy.cli.deployment import deployed
     from dflash_deploy.cli.steps import Recap
     from dflash_deploy.model import Plan
     from dflash_deploy.plan.launch import stop_steps
 
     recap = Recap()
-    with recap.printed(host, as_json), deployment(host, place.given(), serving=False) as here:
-        with here.locked("down", break_lock=break_lock):
-            state = here.service()
-            idle = not (state.running or state.enabled or state.orphans or state.pid)
-            steps = () if idle else tuple(stop_steps(here.settings, here.facts))
-            reason = "nothing runs" if idle else "the service runs or starts at boot"
-            recap.run(here, lambda: Plan("down", steps, reason))
-            after = here.service()
-            recap.data["service"] = after.as_dict()
+    with (
+        recap.printed(host, as_json),
+        deployed(host, place.given(), lock="down", break_lock=break_lock) as here,
+    ):
+        state = here.service()
+        idle = not (state.running or state.enabled or state.orphans or state.pid)
+        steps = () if idle else tuple(stop_steps(here.settings, here.facts))
+        reason = "nothing runs" if idle else "the service runs or starts at boot"
+        recap.run(here, lambda: Plan("down", steps, reason))
+        after = here.service()
+        recap.data["service"] = after.as_dict()
         if after.running or after.orphans:
             from dflash_deploy.errors import CommandFailed
 
@@ -56,12 +58,12 @@ def status(
     as_json: JsonOption = False,
 ) -> None:
     """Say whether the service runs. Exit 9 when it does not."""
-    from dflash_deploy.cli.deployment import deployment
-    from dflash_deploy.execute import holder
+    from dflash_deploy.cli.deployment import deployed
+    from dflash_deploy.execute import described
 
-    with deployment(host, place.given(), serving=False) as here:
-        state = here.service()
-        lock = holder(here.host, here.settings.root)
+    with deployed(host, place.given()) as here:
+        state = here.seen_service()
+        lock = described(here.look.lock)
     if as_json:
         emit_json(
             {
@@ -69,6 +71,8 @@ def status(
                 "service": here.settings.service,
                 "mode": here.settings.mode,
                 "lock": lock,
+                "release": here.settings.release,
+                "current": here.look.current,
                 **state.as_dict(),
             }
         )
@@ -82,6 +86,9 @@ def status(
         else:
             why = f", exit code {state.exit_code}" if state.exit_code else ""
             print(f"{here.settings.service} on {host}: not running{' (given up)' if state.failed else ''}{why}")
+        if here.settings.release:
+            proved = here.settings.release in here.look.history
+            print(f"release {here.settings.release}{'' if proved else ' (not proved: run up again)'}")
         print(
             f"kept by {here.settings.mode}{', starts at boot' if state.enabled else ''}; log {here.settings.log_file}"
         )
@@ -100,15 +107,18 @@ def logs(
     host: HostArgument,
     place: Place,
     lines: Annotated[int, typer.Option("-n", "--lines", min=0, help="Last lines to print.")] = 100,
+    release: Annotated[
+        str, typer.Option("--release", metavar="ID", help="Of another release, e.g. a failed one.")
+    ] = "",
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until Ctrl-C.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Print the service's log."""
-    from dflash_deploy.cli.deployment import deployment, talk
+    from dflash_deploy.cli.deployment import deployed, talk
     from dflash_deploy.launch import follow as follow_log
     from dflash_deploy.launch import log_size, tail
 
-    with deployment(host, place.given(), serving=False) as here:
+    with deployed(host, place.given(), release=release) as here:
         offset = log_size(here.host, here.settings)
         found = tail(here.host, here.settings, lines)
         if as_json:

@@ -17,14 +17,22 @@ if TYPE_CHECKING:
     from dflash_deploy.settings import Settings
 
 
-def api_key_of(settings: Settings) -> str:
-    """The key that the planned server asks for; empty without one."""
-    argv = settings.server_argv()
-    for at, word in enumerate(argv):
-        name, mark, value = word.partition("=")
-        if name == "--api-key":
-            return value if mark else (argv[at + 1] if at + 1 < len(argv) else "")
-    return ""
+def runs(here: Deployment) -> bool:
+    """The service runs, and is this release's: another one may have taken its place."""
+    state = here.service()
+    if not here.settings.release:
+        return state.running
+    found = here.look.release(here.settings.release)
+    wanted = found.fingerprint[:8] if found is not None and found.fingerprint else here.settings.release[-8:]
+    # Just started, the runner has not told yet.
+    return state.running and (not state.fingerprint or state.fingerprint.startswith(wanted))
+
+
+def is_serving(here: Deployment, port: int) -> bool:
+    """This release's service runs and answers."""
+    from dflash_deploy.health import is_ready
+
+    return runs(here) and is_ready(f"http://127.0.0.1:{port}", key=here.api_key())
 
 
 def starts_file(settings: Settings) -> str:
@@ -94,7 +102,7 @@ def wait_until_ready(here: Deployment, ready: Callable[[], bool], stall: Mapping
             # The runner begins a new log file with every start.
             host,
             settings.log_file,
-            is_alive=lambda: here.service().running,
+            is_alive=lambda: runs(here),
             ready=ready,
             on_event=show.heard,
             look=glance,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import posixpath
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from dflash_deploy.audit.stacks import Stack
     from dflash_deploy.execute import Progress
     from dflash_deploy.health import HealthReport
+    from dflash_deploy.releases.model import Look, Release
 
 
 class Note:
@@ -175,16 +177,22 @@ def audit_of(here: Deployment, stack: Stack) -> Report:
     venv, which provisioning brings to the stack's pins."""
     from dflash_deploy.audit.report import audit
     from dflash_deploy.audit.request import build_case
-    from dflash_deploy.cli.deployment import has_model
     from dflash_deploy.facts import gather
+    from dflash_deploy.facts.parse import section
 
     settings = here.settings
-    model, draft = (p if p and has_model(here.host, p) else "" for p in (settings.model, settings.draft_model))
+    model, draft = (p if here.look.models.get(p) else "" for p in (settings.model, settings.draft_model))
     draft = draft if settings.speculative else ""
     # A port that the service itself holds is as it should be.
-    ports = () if here.service().running else (settings.port,)
-    models = [path for path in (model, draft) if path]
-    facts = gather(here.host, paths=[settings.root, settings.venv], models=models, ports=ports, discover=False)
+    ports = () if settings.port in own_ports(here) else (settings.port,)
+    facts = here.facts
+    if not ports:
+        facts = replace(facts, raw={**facts.raw, "ports": {**section(facts.raw, "ports"), "asked": {}}})
+    seen = {str(each.get("path")) for each in facts.raw.get("models") or ()}
+    if seen != {path for path in (model, draft) if path}:
+        # The first look could not know which models there are.
+        models = [path for path in (model, draft) if path]
+        facts = gather(here.host, paths=[settings.root, settings.venv], models=models, ports=ports, discover=False)
     case = build_case(
         facts,
         stack=stack.name,
@@ -204,28 +212,95 @@ def provision_steps(here: Deployment, recap: Recap) -> None:
 
 
 def patch_steps(here: Deployment, recap: Recap) -> None:
-    """The stack's patch sets, as one transaction."""
-    from dflash_deploy.cli.patch import choose_sets, nothing_to_do, payload_of, rules
-
+    """The stack's patch sets: in an environment of their own, or as one transaction in the one that the user named."""
     with recap.step("patch") as note:
-        device, names = here.settings.stack.device, here.patch_sets()
-        if names and nothing_to_do(here.host, here.settings.venv, names, gpu=device == "cuda"):
-            note.status, note.detail = Status.OK, "applied already"
+        names = ", ".join(here.patch_sets())
+        if not names:
+            note.detail = "this stack needs none"
             return
-        from dflash_deploy.patching import tree
+        if here.patched is not None:
+            note.detail = f"{names}: applied already"
+            return
+        if here.settings.managed and here.settings.venv == here.settings.base_venv:
+            note.detail = f"{names}: {_derive(here)}"
+            note.status = Status.CHANGED
+        else:
+            outcomes = _apply(here, here.settings.venv)
+            changed = [o for o in outcomes if o.status == Status.CHANGED]
+            note.status = Status.CHANGED if changed else Status.OK
+            note.detail = f"{names}: {len(changed)} changes" if changed else f"{names}: applied already"
+            if changed:
+                here.journal.add("changed", plan="patch", what=[o.name for o in changed])
+            _note_inputs(here, here.settings.venv)
+        here.refresh()
+        here.choose_venv()
 
-        site, sets = choose_sets(here.host, here.settings.venv, names)
-        began = here.journal
-        outcomes = tree.apply(here.host, site, sets, payload=payload_of(sets), device=device, rules=rules())
-        changed = [o for o in outcomes if o.status == Status.CHANGED]
-        note.status = Status.CHANGED if changed else Status.OK
-        note.detail = f"{', '.join(s.name for s in sets)}: {len(changed)} changes" if changed else "applied already"
-        if changed:
-            began.add("changed", plan="patch", what=[o.name for o in changed])
+
+def _apply(here: Deployment, path: str) -> list[StepOutcome]:
+    from dflash_deploy.cli.patch import choose_sets, payload_of, rules
+    from dflash_deploy.patching import tree
+
+    site, sets = choose_sets(here.host, path, here.patch_sets())
+    device = here.settings.stack.device
+    return tree.apply(here.host, site, sets, payload=payload_of(sets), device=device, rules=rules())
+
+
+def _derive(here: Deployment) -> str:
+    """Make the patched environment beside the one as installed, and put it in place when it is whole."""
+    from dflash_deploy.cli.deployment import OWN_FOLDERS
+    from dflash_deploy.execute import execute
+    from dflash_deploy.plan.release import clone_step, outcome_digest, patched_name, venv_steps
+    from dflash_deploy.releases.look import store
+
+    settings, source = here.settings, here.source()
+    state = here.tree_state(source)
+    state.check()
+    assert state.manifest is not None
+    patches = outcome_digest(state.manifest)
+    name = patched_name(settings, patches)
+    final = store(settings.root, name)
+    there = here.look.venvs.get(final)
+    if there is not None and there.stamp.get("patches") == patches:
+        # Other sources of ours, the same outcome.
+        _note_inputs(here, final)
+        return f"{name} is the same"
+    part = f"{final}.part"
+    execute(
+        Plan("patch", (clone_step(source, part, final, OWN_FOLDERS),)),
+        here.host,
+        journal=here.journal,
+        on_progress=tell,
+    )
+    outcomes = _apply(here, part)
+    here.journal.add("changed", plan="patch", what=[o.name for o in outcomes], venv=name)
+    steps = tuple(venv_steps(settings, part, final, patches, here.inputs))
+    execute(Plan("patch", steps), here.host, journal=here.journal, on_progress=tell)
+    return f"{len(state.changes)} files in {name}"
+
+
+def _note_inputs(here: Deployment, path: str) -> None:
+    """Note in an environment's stamp that these sources come to what is in it: the next run need not compute it."""
+    from dflash_deploy.plan.release import outcome_digest, stamp_bytes
+
+    here.look = _with_whole(here, path)
+    found = here.look.venvs[path]
+    if found.manifest is None or found.stamp.get("pins") != here.settings.stack.pins:
+        return
+    inputs = [*(str(each) for each in found.stamp.get("inputs") or ()), here.inputs][-8:]
+    data = stamp_bytes(here.settings, outcome_digest(found.manifest), inputs)
+    here.host.write(posixpath.join(path, posixpath.basename(here.settings.stamp)), data)
+
+
+def _with_whole(here: Deployment, path: str) -> Look:
+    """A look that goes into one environment."""
+    from dflash_deploy.cli.deployment import look_at
+
+    settings = replace(here.settings, venv=path, managed=False)
+    return look_at(here.host, here.facts, settings, "")
 
 
 def launch_steps(here: Deployment, recap: Recap) -> None:
-    """The service's files, and the service itself.
+    """The release's files, and its service.
 
     Raises:
         Incompatible: the service does not run and another process holds its port; or the release would not take its
@@ -234,15 +309,123 @@ def launch_steps(here: Deployment, recap: Recap) -> None:
     from dflash_deploy.cli.lint import check_arguments
 
     def plan() -> Plan:
-        state = here.service()
-        if not state.running:
-            check_port(here, state.orphans)
-        planned = here.launch_plan(state, here.applied())
+        if here.settings.port not in own_ports(here):
+            check_port(here, here.seen_service().orphans)
+        planned = here.launch_plan()
         if not planned.empty:
             check_arguments(here)
         return planned
 
     recap.run(here, plan)
+
+
+def prove_steps(here: Deployment, recap: Recap, *, keep: int) -> HealthReport:
+    """Start the release, prove it healthy, make it the current one, remove old ones. If it is not healthy, the release
+    that was current is started again.
+
+    Raises:
+        Unhealthy, CommandFailed: with what the failed one said, and what serves now.
+    """
+    from dflash_deploy.errors import CommandFailed, Unhealthy
+
+    before = here.look.current_release
+    served = before is not None and (here.seen_service().running or here.seen_service().enabled)
+    try:
+        launch_steps(here, recap)
+        with recap.step("health") as note:
+            report = health_step(here)
+            note.detail = f"serving at {here.settings.url}"
+            recap.data["health"] = report.as_dict()
+            recap.data["streamed"] = stream_step(here)
+    except (Unhealthy, CommandFailed) as error:
+        raise give_back(here, recap, before if served else None, error) from None
+    promote_step(here, recap, keep=keep)
+    return report
+
+
+def promote_step(here: Deployment, recap: Recap, *, keep: int) -> None:
+    """``current`` → the release that was just proved; old ones are removed."""
+    from dflash_deploy.execute import execute
+    from dflash_deploy.plan.release import plan_prune, promote_steps
+
+    release = here.settings.release
+    with recap.step("release") as note:
+        note.detail = f"{release} is current"
+        steps = promote_steps(here.settings, here.look, release)
+        if not steps:
+            return
+        note.status = Status.CHANGED
+        execute(Plan("release", tuple(steps), note.detail), here.host, journal=here.journal, on_progress=tell)
+        old = plan_prune(here.settings, here.refresh(), keep)
+        execute(old, here.host, journal=here.journal, on_progress=tell)
+        if old.steps:
+            note.detail += f"; {old.reason}"
+    recap.data["release"] = release
+
+
+def give_back(here: Deployment, recap: Recap, before: Release | None, error: DflashError) -> DflashError:
+    """Note that a release failed, and start the one that served before.
+
+    Returns:
+        The error to raise: what failed, with what serves now.
+    """
+    from dflash_deploy.cli.start import is_serving, wait_until_ready
+    from dflash_deploy.errors import Unhealthy
+    from dflash_deploy.execute import execute
+    from dflash_deploy.plan.release import as_json
+
+    failed = here.settings.release
+    log = here.settings.log_file
+    told = [*error.evidence, f"the failed release is {failed}; its log: {log} on {here.host.name}"]
+    retry = f"mend the cause, then run the same command again; dflash-deploy logs {here.host.name} --release {failed}"
+    hint = f"{error.hint}; {retry}" if error.hint else retry
+    if before is None or before.id == failed:
+        return type(error)(error.message, evidence=told, hint=hint)
+    with recap.step("restore") as note:
+        try:
+            outcome = as_json({"failed": error.message, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())})
+            with suppress(DflashError):
+                here.host.write(posixpath.join(here.settings.release_dir, "outcome.json"), outcome)
+            look = here.refresh()
+            broken = here.look.release(failed)
+            plan = restore_of(here, before, broken)
+            here.journal.add("restore", release=before.id, failed=failed)
+            execute(plan, here.host, journal=here.journal, on_progress=tell)
+            old = here.of_release(look.release(before.id) or before) if before.settings else here
+            if before.settings:
+                with old.host.forward(old.settings.port) as port:
+                    if not is_serving(old, port):
+                        wait_until_ready(old, lambda: is_serving(old, port))
+            note.status = Status.CHANGED
+            note.detail = f"{before.id} serves again"
+            told.append(f"release {before.id} serves again")
+        except DflashError as second:
+            told.append(f"release {before.id} could not be started again: {second.message}")
+            note.status = Status.FAILED
+            note.detail = second.message
+            return Unhealthy(error.message, evidence=[*told, *second.evidence], hint=hint)
+    return type(error)(error.message, evidence=told, hint=hint)
+
+
+def restore_of(here: Deployment, release: Release, broken: Release | None) -> Plan:
+    """The plan that starts a release from its own files."""
+    from dflash_deploy.plan.release import restore_plan
+
+    service = str(release.launch.get("service") or here.settings.service)
+    unit = str(release.launch.get("unit") or "")
+    ours = release.files.get(f"config/{service}.service", "")
+    differs = bool(unit) and here.look.files.get(unit) != ours
+    record = (here.look.services.get(service) or {}).get("record") or {}
+    running = str(record.get("fingerprint") or "") if record.get("running") else ""
+    return restore_plan(here.settings, here.facts, release, unit_differs=differs, running=running, broken=broken)
+
+
+def own_ports(here: Deployment) -> set[int]:
+    """Ports that a service of this deployment holds now, and that its restart sets free."""
+    found = here.look.running_release
+    if found is not None and found.settings:
+        return {int(found.settings.get("port", 0))}
+    return {here.settings.port} if found is not None or here.seen_service().running else set()
 
 
 def check_port(here: Deployment, ours: Sequence[int]) -> None:
@@ -259,7 +442,9 @@ def check_port(here: Deployment, ours: Sequence[int]) -> None:
     from dflash_deploy.facts.parse import section
 
     port = here.settings.port
-    holder = section(gather(here.host, ports=[port], discover=False).raw, "ports", "asked", str(port))
+    holder = section(here.facts.raw, "ports", "asked", str(port))
+    if holder.get("free") is not True:
+        holder = section(gather(here.host, ports=[port], discover=False).raw, "ports", "asked", str(port))
     if holder.get("free") is False and holder.get("pid") not in ours:
         raise Incompatible(
             f"port {port} of {here.host.name} is in use",
@@ -275,19 +460,14 @@ def health_step(here: Deployment) -> HealthReport:
     Raises:
         Unhealthy: with the cause, where the log shows one.
     """
-    from dflash_deploy.cli.start import api_key_of, wait_until_ready
+    from dflash_deploy.cli.start import is_serving, wait_until_ready
     from dflash_deploy.errors import Unhealthy
-    from dflash_deploy.health import Level, Options, check, is_ready
+    from dflash_deploy.health import Level, Options, check
 
     settings = here.settings
-    key = api_key_of(settings)
     with here.host.forward(settings.port) as port:
-
-        def ready() -> bool:
-            return here.service().running and is_ready(f"http://127.0.0.1:{port}", key=key)
-
-        if not ready():
-            wait_until_ready(here, ready)
+        if not is_serving(here, port):
+            wait_until_ready(here, lambda: is_serving(here, port))
     level = Level.SPEC if settings.speculative else Level.GENERATE
     report = check(
         here.host,
@@ -295,7 +475,7 @@ def health_step(here: Deployment) -> HealthReport:
         level,
         lambda rung: talk(f"  {rung.name}: {rung.status} ({rung.seconds:.1f} s)"),
         # Two at once prove that requests do not mix; `health` asks for more.
-        options=Options(key=key, concurrency=2, timeout_s=answer_s(here)),
+        options=Options(key=here.api_key(), concurrency=2, timeout_s=answer_s(here)),
     )
     failed = report.failed
     if failed is not None or not report.ok:
@@ -319,7 +499,6 @@ def stream_step(here: Deployment) -> str:
     Raises:
         Unhealthy: the stream broke, or held nothing.
     """
-    from dflash_deploy.cli.start import api_key_of
     from dflash_deploy.errors import Unhealthy
     from dflash_deploy.health import NoReply, Probe, stream_completion, tiny_pair_probes
 
@@ -335,7 +514,7 @@ def stream_step(here: Deployment) -> str:
                 f"http://127.0.0.1:{port}",
                 prompt,
                 max_tokens=probe.max_tokens,
-                key=api_key_of(here.settings),
+                key=here.api_key(),
                 timeout_s=answer_s(here),
             ):
                 pieces.append(piece)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,9 +50,9 @@ def observe(host: Host, settings: Settings, facts: Facts) -> ServiceState:
     """Read the service's state; a service that was never launched is one that does not run."""
     recorded = _recorded(host, settings)
     if settings.mode == Mode.SUPERVISOR:
-        return _from_record(recorded, running=bool(recorded.get("running")))
+        return state_of(settings, {"record": recorded})
     names = ("ActiveState", "SubState", "UnitFileState", "MainPID", "NRestarts", "Result", "ExecMainStatus")
-    command = systemctl(settings, facts, "show", "--property", ",".join(names), f"{settings.service}.service")
+    command = systemctl(settings.mode, facts, "show", "--property", ",".join(names), f"{settings.service}.service")
     result = host.run(command, timeout_s=30)
     if not result.ok:
         raise CommandFailed(
@@ -61,6 +61,15 @@ def observe(host: Host, settings: Settings, facts: Facts) -> ServiceState:
             hint="--mode supervisor keeps the service without systemd",
         )
     show = dict(line.partition("=")[::2] for line in result.out.splitlines())
+    return state_of(settings, {"record": recorded, "system": show, "user": show})
+
+
+def state_of(settings: Settings, seen: Mapping[str, Any]) -> ServiceState:
+    """A service's state from what was seen of it: the runner's ``record``, systemd's properties."""
+    recorded = seen.get("record") or {}
+    if settings.mode == Mode.SUPERVISOR:
+        return _from_record(recorded, running=bool(recorded.get("running")))
+    show = seen.get("user" if settings.mode == Mode.USER else "system") or {}
     pid = int(show.get("MainPID") or 0)
     running = show.get("ActiveState") == "active"
     # The record is that of the present process only when it names it.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import posixpath
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ class ServiceFiles:
     """Empty without systemd."""
     env: bytes
     runner: bytes
+    secrets: bytes
+    """Arguments of the server that no command line may show; empty when there are none."""
     fingerprint: str
     """Changes whenever a running service would have to be restarted."""
     argv: tuple[str, ...]
@@ -60,12 +63,12 @@ def unit_path(settings: Settings, facts: Facts) -> str:
 def paths(settings: Settings, facts: Facts) -> list[str]:
     """Files whose digests :class:`Present` must hold."""
     unit = unit_path(settings, facts)
-    return [settings.env_file, settings.runner, *([settings.staged_unit, unit] if unit else [])]
+    return [settings.env_file, settings.runner, settings.secrets_file, *([settings.staged_unit, unit] if unit else [])]
 
 
-def systemctl(settings: Settings, facts: Facts, *words: str) -> tuple[str, ...]:
+def systemctl(mode: Mode, facts: Facts, *words: str) -> tuple[str, ...]:
     """A systemctl command for the service's manager, through sudo where that is needed."""
-    if settings.mode == Mode.USER:
+    if mode == Mode.USER:
         # A command without a login session does not know where its own manager listens.
         return ("env", f"XDG_RUNTIME_DIR=/run/user/{facts.uid}", "systemctl", "--user", *words)
     return (*sudo(facts), "systemctl", *words)
@@ -100,14 +103,19 @@ def render(settings: Settings, facts: Facts, templates: Path, content: Sequence[
     env = jinja.get_template("service.env.j2").render(env=settings.environment()).encode()
     server = settings.server_argv()
     gates = gate_words(settings)
-    fingerprint = hashlib.sha256(
-        repr((env, runner, server, settings.mode, settings.root, tuple(content))).encode()
-    ).hexdigest()[:16]
+    secrets = b"".join(f"{name}: {json.dumps(value)}\n".encode() for name, value in settings.secret_args().items())
+    made_of = (env, runner, secrets, server, settings.mode, settings.root, tuple(content))
+    fingerprint = hashlib.sha256(repr(made_of).encode()).hexdigest()[:16]
+    if secrets:
+        server = (*server, "--config", settings.secrets_file)
     argv = (
-        settings.python, settings.runner, "run" if settings.mode != Mode.SUPERVISOR else "start",
+        settings.python, settings.runner,
+        *(("run",) if settings.mode != Mode.SUPERVISOR else ("start", "--replace")),
+        *(("--release", settings.release, "--current", settings.current) if settings.release else ()),
         "--state", settings.state_file, "--log", settings.log_file, "--keep", str(LOGS_KEPT), "--max-mib", str(LOG_MIB),
         "--grace", str(GRACE_S), "--cwd", settings.service_dir, "--fingerprint", fingerprint,
-        *(("--env-file", settings.env_file, *gates) if settings.mode == Mode.SUPERVISOR else ()),
+        "--env-file", settings.env_file,
+        *(gates if settings.mode == Mode.SUPERVISOR else ()),
         "--", *server,
     )  # fmt: skip
     gate = (settings.python, settings.runner, "gate", "--log", settings.log_file, *gates)
@@ -117,7 +125,7 @@ def render(settings: Settings, facts: Facts, templates: Path, content: Sequence[
         unit = jinja.get_template("service.unit.j2").render(
             settings=settings, argv=argv, gate=gate, user=user, mode=str(settings.mode), grace_s=GRACE_S,
         ).encode()  # fmt: skip
-    return ServiceFiles(unit, env, runner, fingerprint, argv)
+    return ServiceFiles(unit, env, runner, secrets, fingerprint, argv)
 
 
 def gate_words(settings: Settings) -> tuple[str, ...]:
@@ -144,23 +152,21 @@ def plan_launch(settings: Settings, facts: Facts, files: ServiceFiles, present: 
     """Steps that end with the service running as rendered. Nothing when it runs so already."""
     steps: list[Step] = []
     wanted = [(settings.env_file, files.env, 0o600), (settings.runner, files.runner, 0o644)]
+    if files.secrets:
+        wanted.append((settings.secrets_file, files.secrets, 0o600))
     unit = unit_path(settings, facts)
     if unit:
-        # A system unit goes through a copy of ours, because writing to /etc may take sudo.
-        wanted.append((settings.staged_unit if settings.mode == Mode.SYSTEM else unit, files.unit, 0o644))
+        wanted.append((settings.staged_unit, files.unit, 0o644))
     for path, data, mode in wanted:
         before = present.digests.get(path, "")
         if before != hashlib.sha256(data).hexdigest():
             steps.append(WriteFile(path, data, mode, before, title=f"write {posixpath.basename(path)}"))
     if unit and present.digests.get(unit, "") != hashlib.sha256(files.unit).hexdigest():
-        if settings.mode == Mode.SYSTEM:
-            install = (*sudo(facts), "install", "-m", "0644", "-o", "root", "-g", "root", settings.staged_unit, unit)
-            steps.append(Run(install, title=f"install {unit}", timeout_s=60))
-        steps.append(Run(systemctl(settings, facts, "daemon-reload"), title="reload systemd", timeout_s=120))
+        steps += install_unit(settings.mode, facts, settings.staged_unit, unit)
     service = f"{settings.service}.service"
     if unit and not present.enabled:
         steps.append(
-            Run(systemctl(settings, facts, "enable", service), title="enable the service at boot", timeout_s=120)
+            Run(systemctl(settings.mode, facts, "enable", service), title="enable the service at boot", timeout_s=120)
         )
     current = present.running and present.running_fingerprint == files.fingerprint
     if not current:
@@ -174,20 +180,32 @@ def plan_launch(settings: Settings, facts: Facts, files: ServiceFiles, present: 
 
 
 def start_steps(settings: Settings, facts: Facts, files: ServiceFiles, *, running: bool) -> list[Step]:
-    """End what runs of this service and start it anew."""
-    verb = "restart" if running else "start"
+    """End what runs of this service and start it anew. One command does both, and goes on when its caller is gone."""
+    title = f"{'restart' if running else 'start'} the service"
     if settings.mode == Mode.SUPERVISOR:
-        return [*stop_steps(settings, facts), Run(files.argv, title=f"{verb} the service", timeout_s=60)]
-    service = f"{settings.service}.service"
+        return [Run(files.argv, title=title, timeout_s=GRACE_S * 2 + 60)]
+    return restart_steps(settings.mode, facts, f"{settings.service}.service", title)
+
+
+def restart_steps(mode: Mode, facts: Facts, name: str, title: str) -> list[Step]:
+    """One job of systemd's."""
+    forget = systemctl(mode, facts, "reset-failed", name)
     return [
         # Earlier failures count against the start limit.
-        Run(
-            systemctl(settings, facts, "reset-failed", service),
-            title="forget earlier failures",
-            ok_exits=(0, 1),
-            timeout_s=60,
-        ),
-        Run(systemctl(settings, facts, "restart", service), title=f"{verb} the service", timeout_s=GRACE_S + 90),
+        Run(forget, title="forget earlier failures", ok_exits=(0, 1), timeout_s=60),
+        Run(systemctl(mode, facts, "restart", name), title=title, timeout_s=GRACE_S + 90),
+    ]
+
+
+def install_unit(mode: Mode, facts: Facts, staged: str, unit: str) -> list[Step]:
+    """Put a unit of ours where systemd looks for it."""
+    words: tuple[str, ...] = ("install", "-D", "-m", "0644")
+    if mode == Mode.SYSTEM:
+        # Writing to /etc may take sudo.
+        words = (*sudo(facts), *words, "-o", "root", "-g", "root")
+    return [
+        Run((*words, staged, unit), title=f"install {unit}", timeout_s=60),
+        Run(systemctl(mode, facts, "daemon-reload"), title="reload systemd", timeout_s=120),
     ]
 
 
@@ -199,7 +217,7 @@ def stop_steps(settings: Settings, facts: Facts) -> list[Step]:
     service = f"{settings.service}.service"
     return [
         Run(
-            systemctl(settings, facts, "disable", "--now", service),
+            systemctl(settings.mode, facts, "disable", "--now", service),
             title="end and disable the service",
             timeout_s=GRACE_S + 90,
         )

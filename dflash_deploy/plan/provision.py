@@ -17,6 +17,7 @@ from dflash_deploy.audit.stacks import Stack
 from dflash_deploy.errors import Incompatible, UsageError
 from dflash_deploy.facts import Facts, PythonInterpreter
 from dflash_deploy.model import CopyTree, Plan, Remove, Run, Step, WriteFile
+from dflash_deploy.releases.model import VenvLook
 from dflash_deploy.settings import Settings
 from dflash_deploy.wheelhouse.house import House
 
@@ -24,24 +25,6 @@ INSTALL_TIMEOUT_S = 3 * 3600.0
 IMPORT_TIMEOUT_S = 600.0
 SPARE_MIB = 512
 """Room left for logs and temporary files."""
-
-INSPECT = """
-import glob, json, os, sys
-found = {}
-for path in glob.glob(os.path.join(sys.prefix, "lib", "python*", "site-packages", "*.dist-info", "METADATA")):
-    # The installer writes RECORD last: without it the package is half there.
-    if not os.path.exists(os.path.join(os.path.dirname(path), "RECORD")):
-        continue
-    name = version = None
-    with open(path, encoding="utf-8", errors="replace") as file:
-        for line in file:
-            if line.startswith("Name:"): name = line[5:].strip()
-            if line.startswith("Version:"): version = line[8:].strip()
-            if not line.strip(): break
-    if name and version: found[name] = version
-print(json.dumps({"python": list(sys.version_info[:3]), "venv": sys.prefix != sys.base_prefix, "packages": found}))
-"""
-"""Runs in the venv's Python and prints what :class:`VenvState` holds; reads file names and headers, imports nothing."""
 
 IMPORT_TEST = """
 import importlib, sys
@@ -65,19 +48,10 @@ class VenvState:
     """Digest of the pins that were installed to the end; ``""``: no finished installation."""
 
     @classmethod
-    def of(cls, exists: bool, inspected: str, stamp: bytes | None) -> VenvState:
-        """From the output of :data:`INSPECT` and the stamp file's bytes."""
-        try:
-            raw = json.loads(inspected)
-            python = tuple(raw["python"])
-            packages = {str(canonicalize_name(name)): str(version) for name, version in raw["packages"].items()}
-        except (ValueError, KeyError, TypeError):
-            return cls(exists=exists)
-        try:
-            pins = str(json.loads(stamp or b"{}").get("pins", ""))
-        except (ValueError, AttributeError):
-            pins = ""
-        return cls(exists, (python[0], python[1], python[2]), packages, pins)
+    def of_look(cls, found: VenvLook) -> VenvState:
+        """From what the host was seen to hold."""
+        packages = {str(canonicalize_name(name)): version for name, version in found.packages.items()}
+        return cls(found.exists, found.python, packages, str(found.stamp.get("pins") or ""))
 
 
 @dataclass(frozen=True)
@@ -91,8 +65,7 @@ class ModelState:
 
 def pins_digest(stack: Stack) -> str:
     """One digest of everything that decides the venv's content."""
-    text = json.dumps([stack.name, stack.torch, stack.torch_variant, sorted(stack.requirements), sorted(stack.no_deps)])
-    return hashlib.sha256(text.encode()).hexdigest()
+    return stack.pins
 
 
 def unmet(stack: Stack, packages: Mapping[str, str]) -> list[str]:
@@ -106,6 +79,13 @@ def unmet(stack: Stack, packages: Mapping[str, str]) -> list[str]:
         elif not wanted.specifier.contains(found, prereleases=True):
             missing.append(f"{text} (found {found})")
     return missing
+
+
+def is_complete(stack: Stack, venv: VenvState) -> bool:
+    """The stack was installed there to the end, is still whole, and its interpreter starts."""
+    low, high = stack.python
+    fits = venv.python is not None and low <= venv.python[:2] <= high
+    return fits and venv.stamp == stack.pins and not unmet(stack, venv.packages)
 
 
 def plan_provision(
@@ -130,7 +110,7 @@ def plan_provision(
     wanted = pins_digest(stack)
     low, high = stack.python
     fits = venv.python is not None and low <= venv.python[:2] <= high
-    if fits and venv.stamp == wanted and not missing:
+    if is_complete(stack, venv):
         return Plan("provision", (), f"{stack.name} is installed in {settings.venv}")
     problems = []
     steps: list[Step] = []
@@ -309,6 +289,11 @@ def _installer(settings: Settings, facts: Facts, words: Sequence[str]) -> tuple[
     # Python compiles what the server really imports, once; compiling all of it here takes minutes.
     quiet = ("--disable-pip-version-check", "--no-input", "--progress-bar", "off", "--no-compile")
     return (settings.python, "-m", "pip", "install", *quiet, *words)
+
+
+def missing_mib(stack: Stack, packages: Mapping[str, str]) -> int:
+    """MiB of disk space that an installation on top of these packages takes, roughly."""
+    return _space(stack, unmet(stack, packages))
 
 
 def _space(stack: Stack, missing: Sequence[str]) -> int:

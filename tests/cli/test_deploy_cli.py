@@ -94,4 +94,4 @@ def test_up_refuses_before_anything_changes(tmp_path: Path) -> None:
     assert done.returncode == 6, done.stderr
     error = json.loads(done.stdout)["error"]
     assert any(port in line and str(os.getpid()) in line for line in error["evidence"]), error
-    assert not (tmp_path / "root" / "venv").exists()
+    assert not (tmp_path / "root" / "venvs").exists()

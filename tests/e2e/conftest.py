@@ -31,6 +31,7 @@ def cpu_root() -> Path:
 @pytest.fixture(scope="session")
 def cpu_venv(cpu_root: Path) -> Path:
     """Folder of a virtual environment with the CPU stack and its patch sets; nothing runs from it yet."""
-    dflash_deploy("provision", "local", "--root", str(cpu_root), "--stack", "cpu")
+    # Named, so that it is the tests' own: other releases are not made from it.
+    dflash_deploy("provision", "local", "--root", str(cpu_root), "--venv", str(cpu_root / "venv"), "--stack", "cpu")
     dflash_deploy("patch", "local", "--venv", str(cpu_root / "venv"))
     return cpu_root / "venv"

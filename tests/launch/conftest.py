@@ -55,7 +55,13 @@ def service(tmp_path: Path) -> Iterator[Service]:
     facts = Facts("here", "x86_64", "Linux", str(tmp_path), "me", 1000)
     root = tmp_path / "root with space"
     fake_server.install(root / "venv")
-    options = {"root": str(root), "port": port, "stack": "cpu", "env": {"TOKEN": 'a"b $HOME `c` \\d'}}
+    options = {
+        "root": str(root),
+        "venv": str(root / "venv"),
+        "port": port,
+        "stack": "cpu",
+        "env": {"WORDS": 'a"b $HOME `c` \\d'},
+    }
     made = Service(LocalHost(), facts, effective("here", facts, options=options))
     try:
         yield made

@@ -12,7 +12,7 @@ if "--die" in sys.argv:
     print("RuntimeError: as asked", flush=True)
     sys.exit(3)
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-print("token", os.environ.get("TOKEN", ""), "child", child.pid, flush=True)
+print("token", os.environ.get("WORDS", ""), "child", child.pid, flush=True)
 
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):

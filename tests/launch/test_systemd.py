@@ -58,7 +58,8 @@ def test_system_unit(test_host: BootHost) -> None:
     bring(host, root)
     facts = gather(host, discover=False)
     assert facts.systemd == "system" and facts.uid != 0
-    settings = effective("ctunit", facts, options={"root": root, "stack": "cpu", "env": {"TOKEN": 'a"b $HOME \\d'}})
+    options = {"root": root, "venv": f"{root}/venv", "stack": "cpu", "env": {"WORDS": 'a"b $HOME \\d'}}
+    settings = effective("ctunit", facts, options=options)
     assert settings.mode == Mode.SYSTEM
 
     def launch() -> int:

@@ -35,7 +35,7 @@ def deployed(facts: Facts, mode: Mode, **options: object) -> tuple[Settings, Ser
 def present_of(settings: Settings, facts: Facts, files: ServiceFiles) -> Present:
     """What stands on the host after a launch."""
     data = {settings.env_file: files.env, settings.runner: files.runner, settings.staged_unit: files.unit}
-    data[unit_path(settings, facts)] = files.unit
+    data |= {settings.secrets_file: files.secrets, unit_path(settings, facts): files.unit}
     digests = {path: hashlib.sha256(data[path]).hexdigest() for path in paths(settings, facts)}
     return Present(digests, True, True, files.fingerprint)
 
@@ -116,7 +116,8 @@ def test_systemd_accepts_the_unit(facts: Facts, mode: Mode, tmp_path: Path) -> N
     python.chmod(0o755)
     awkward = ["--json", '{"a": "$HOME %h \\\\ \'x\'"}']
     me = replace(facts, user="root", uid=0)
-    settings, files = deployed(me, mode, root=str(tmp_path / "root % x"), server_args=awkward)
+    root = tmp_path / "root % x"
+    settings, files = deployed(me, mode, root=str(root), venv=str(root / "venv"), server_args=awkward)
     unit = tmp_path / f"{settings.service}.service"
     unit.write_bytes(files.unit)
     scope = "--user" if mode == Mode.USER else "--system"

@@ -39,7 +39,7 @@ def commands(plan_steps: object) -> str:
 def test_a_bare_host_gets_everything(facts: Facts, settings: Settings) -> None:
     plan = plan_provision(settings, facts, VenvState())
     text = commands(plan.steps)
-    assert "/usr/bin/python3 -m venv /home/me/.local/share/dflash-deploy/venv" in text
+    assert f"/usr/bin/python3 -m venv /home/me/.local/share/dflash-deploy/venvs/{CPU.pins[:12]}" in text
     assert "torch==2.14.1+cpu" in text and "--no-deps " in text and "sglang==0.5.16" in text
     assert isinstance(plan.steps[-1], WriteFile) and plan.steps[-1].path == settings.stamp
     assert json.loads(plan.steps[-1].data)["pins"] == pins_digest(CPU)
@@ -125,7 +125,11 @@ def test_models(facts: Facts, settings: Settings) -> None:
 def test_settings_say_where_each_value_comes_from(facts: Facts) -> None:
     entry = {"root": "/srv/d", "port": 1234, "server_args": ["--a", "b"]}
     settings = effective("h", facts, options={"port": 4321}, entry=entry)
-    assert (settings.root, settings.port, settings.venv) == ("/srv/d", 4321, "/srv/d/venv")
+    assert (settings.root, settings.port, settings.venv) == (
+        "/srv/d",
+        4321,
+        f"/srv/d/venvs/{CPU.pins[:12]}",
+    )
     assert settings.origin["port"] == "command line" and settings.origin["root"] == "hosts.toml"
     assert settings.origin["bind"] == "default" and settings.bind == "127.0.0.1"
     assert settings.server_argv()[-2:] == ("--a", "b")
