@@ -33,8 +33,8 @@ class Flags:
 
     @classmethod
     def of(cls, data: Any) -> Flags | None:
-        """From the probe's answer; None when no release was found."""
-        if not isinstance(data, dict) or not isinstance(data.get("flags"), dict):
+        """From the probe's answer; None when no release was found, or one whose arguments cannot be read."""
+        if not isinstance(data, dict) or not isinstance(data.get("flags"), dict) or "--model-path" not in data["flags"]:
             return None
         return cls(str(data.get("version") or ""), data["flags"])
 
