@@ -231,7 +231,8 @@ STACKS: tuple[Stack, ...] = (
         "5.3.0",
         rank=10,
         native_dflash=False,
-        notes=("the last release for CUDA 12; it has no DFLASH", LIBNUMA),
+        patch_sets=("ddtree",),
+        notes=("the last release for CUDA 12; DFLASH itself comes with the patch set", LIBNUMA),
     ),
     cuda_stack("0.5.11", "2.11.0", "cu130", "sglang-kernel==0.4.2", "0.6.8.post1", "5.6.0", rank=20, notes=(LIBNUMA,)),
     cuda_stack(

@@ -14,7 +14,12 @@ from dflash_patches.releases import RELEASES, Support, Tested
 
 __all__ = ("MODULES", "RELEASES", "Support", "Tested", "all_sets", "find", "names")
 
-MODULES = ("sglang_0_5_16.ddtree", "sglang_0_5_16.cpu")
+MODULES = (
+    "sglang_0_5_10_post1.ddtree",
+    "sglang_0_5_10_post1.cpu",
+    "sglang_0_5_16.ddtree",
+    "sglang_0_5_16.cpu",
+)
 """One module per set. In each, every :class:`PatchSet` at module level counts."""
 
 

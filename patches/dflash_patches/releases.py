@@ -50,7 +50,7 @@ RELEASES: Mapping[str, Support] = MappingProxyType(
         "0.5.8.post1": _no(NO_DFLASH),
         "0.5.9": _no(NO_DFLASH),
         "0.5.10": _no(NO_DFLASH),
-        "0.5.10.post1": _no(NO_DFLASH),
+        "0.5.10.post1": _served("sglang_0_5_10_post1", "DFLASH itself is injected; no overlap scheduling"),
         "0.5.16": _served("sglang_0_5_16"),
     }
 )
