@@ -174,6 +174,8 @@ def cuda_stack(
     )
 
 
+CPU_ENV = (("TRITON_INTERPRET", "1"), ("CUDA_VISIBLE_DEVICES", ""), ("DFLASH_KERNELS_BACKEND", "naive"))
+INTERPRETED = "runs the release's Triton kernels in the interpreter: right in float32, slow, for proof and development"
 LIBNUMA = "its kernel package needs libnuma.so.1, which no pip package provides (apt-get install libnuma1)"
 CUDA_TILE = "cuda-tile==1.6.0rc5 is published only as a stub that downloads from elsewhere"
 OLD_PY = ((3, 10), (3, 13))
@@ -193,12 +195,28 @@ STACKS: tuple[Stack, ...] = (
         installed_mib=6144,
         patch_sets=("cpu", "ddtree"),
         server_args=CPU_ARGS,
-        env=(("TRITON_INTERPRET", "1"), ("CUDA_VISIBLE_DEVICES", ""), ("DFLASH_KERNELS_BACKEND", "naive")),
+        env=CPU_ENV,
         transformers="5.12.1",
         rank=1,
-        notes=(
-            "runs the release's Triton kernels in the interpreter: right in float32, slow, for proof and development",
-        ),
+        notes=(INTERPRETED,),
+    ),
+    Stack(
+        name="sglang-0.5.10.post1-cpu",
+        sglang="0.5.10.post1",
+        device="cpu",
+        torch="2.14.1",
+        torch_variant="cpu",
+        requirements=tuple("transformers==5.3.0" if p.startswith("transformers==") else p for p in CPU_PACKAGES),
+        no_deps=tuple("sglang==0.5.10.post1" if p.startswith("sglang==") else p for p in CPU_NO_DEPS),
+        python=((3, 11), (3, 13)),
+        installed_mib=6144,
+        patch_sets=("cpu", "ddtree"),
+        # Graphs of prefill pieces are on by default in this release and exist for CUDA only.
+        server_args=(*CPU_ARGS, "--disable-piecewise-cuda-graph"),
+        env=CPU_ENV,
+        transformers="5.3.0",
+        native_dflash=False,
+        notes=(INTERPRETED,),
     ),
     cuda_stack(
         "0.5.8",
