@@ -23,6 +23,7 @@ from torch import Tensor
 from ..accepted import Accepted
 from ..ddtree.commit import Committed, commit_step
 from ..ddtree.prepare import prepare_step
+from ..interpreter import skip_overflow_checks
 from ..tree import Tree
 from ..tree_mask import tree_mask_full, tree_positions
 from ..verify_greedy import verify_greedy
@@ -46,6 +47,7 @@ class DFlashWorker(TpModelWorker):
         self.nodes = int(server_args.speculative_num_draft_tokens)
         self.target_worker = target_worker
         _refuse_unproven(target)
+        skip_overflow_checks()
         ModelRegistry.models[ARCHITECTURE] = DFlashDraftModel
         pools = target_worker.get_memory_pool()
         try:
