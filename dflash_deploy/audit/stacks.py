@@ -68,42 +68,42 @@ class Stack:
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-CPU_PACKAGES = (
-    "torch==2.14.1",
-    "torchvision==0.29.1",
-    "transformers==5.12.1",
-    "numpy==2.4.6",
-    "orjson==3.13.0",
-    "psutil==7.2.2",
-    "pybase64==1.5.1",
-    "requests==2.34.2",
-    "starlette==1.10.0",
-    "ipython==9.18.1",
-    "aiohttp==3.14.5",
-    "msgspec==0.23.0",
-    "pyzmq==27.3.0",
-    "dill==0.4.1",
-    "openai==2.6.1",
-    "partial-json-parser==0.2.1.1.post7",
-    "sentencepiece==0.2.3",
-    "uvicorn==0.54.0",
-    "uvloop==0.23.0",
-    "fastapi==0.165.0",
-    "einops==0.8.2",
-    "loguru==0.7.3",
-    "gguf==0.19.0",
-    "setproctitle==1.3.8",
-    "jsonschema==4.26.0",
-    "soundfile==0.13.1",
-    "python-multipart==0.0.34",
-    "pydantic==2.14.4",
-    "prometheus_client==0.26.0",
-    "pillow==13.0.0",
-)
-"""What the 0.5.16 server imports on a CPU, found by importing it, in the versions that were run."""
+def cpu_packages(transformers: str, openai: str) -> tuple[str, ...]:
+    """What the server imports on a CPU, found by importing it, in the versions that were run; 0.5.16 and 0.5.23 differ
+    in two."""
+    return (
+        "torch==2.14.1",
+        "torchvision==0.29.1",
+        f"transformers=={transformers}",
+        "numpy==2.4.6",
+        "orjson==3.13.0",
+        "psutil==7.2.2",
+        "pybase64==1.5.1",
+        "requests==2.34.2",
+        "starlette==1.10.0",
+        "ipython==9.18.1",
+        "aiohttp==3.14.5",
+        "msgspec==0.23.0",
+        "pyzmq==27.3.0",
+        "dill==0.4.1",
+        f"openai=={openai}",
+        "partial-json-parser==0.2.1.1.post7",
+        "sentencepiece==0.2.3",
+        "uvicorn==0.54.0",
+        "uvloop==0.23.0",
+        "fastapi==0.165.0",
+        "einops==0.8.2",
+        "loguru==0.7.3",
+        "gguf==0.19.0",
+        "setproctitle==1.3.8",
+        "jsonschema==4.26.0",
+        "soundfile==0.13.1",
+        "python-multipart==0.0.34",
+        "pydantic==2.14.4",
+        "prometheus_client==0.26.0",
+        "pillow==13.0.0",
+    )
 
-CPU_NO_DEPS = ("apache-tvm-ffi==0.1.11", "compressed-tensors==0.20.1", "xgrammar==0.2.1", "sglang==0.5.16")
-"""Installed without their dependencies: their metadata asks for CUDA packages or for another torch."""
 
 BLACKWELL = ((8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0))
 """sm_86 runs sm_80 code. sm_121 (GB10) is in no published kernel wheel's list."""
@@ -174,50 +174,68 @@ def cuda_stack(
     )
 
 
-CPU_ENV = (("TRITON_INTERPRET", "1"), ("CUDA_VISIBLE_DEVICES", ""), ("DFLASH_KERNELS_BACKEND", "naive"))
 INTERPRETED = "runs the release's Triton kernels in the interpreter: right in float32, slow, for proof and development"
+
+
+def cpu_stack(
+    sglang: str,
+    transformers: str,
+    openai: str,
+    compressed_tensors: str,
+    xgrammar: str,
+    *,
+    rank: int = 0,
+    min_glibc: tuple[int, int] = (2, 34),
+    native_dflash: bool = True,
+    more_args: tuple[str, ...] = (),
+) -> Stack:
+    """A stack that runs a release without a GPU."""
+    return Stack(
+        name=f"sglang-{sglang}-cpu",
+        sglang=sglang,
+        device="cpu",
+        torch="2.14.1",
+        torch_variant="cpu",
+        requirements=cpu_packages(transformers, openai),
+        # Their metadata asks for CUDA packages or for another torch.
+        no_deps=(
+            "apache-tvm-ffi==0.1.11",
+            f"compressed-tensors=={compressed_tensors}",
+            f"sglang=={sglang}",
+            f"xgrammar=={xgrammar}",
+        ),
+        python=((3, 11), (3, 13)),
+        min_glibc=min_glibc,
+        installed_mib=6144,
+        patch_sets=("cpu", "ddtree"),
+        server_args=(*CPU_ARGS, *more_args),
+        env=(("TRITON_INTERPRET", "1"), ("CUDA_VISIBLE_DEVICES", ""), ("DFLASH_KERNELS_BACKEND", "naive")),
+        transformers=transformers,
+        native_dflash=native_dflash,
+        rank=rank,
+        notes=(INTERPRETED,),
+    )
+
+
 LIBNUMA = "its kernel package needs libnuma.so.1, which no pip package provides (apt-get install libnuma1)"
 CUDA_TILE = "cuda-tile==1.6.0rc5 is published only as a stub that downloads from elsewhere"
 OLD_PY = ((3, 10), (3, 13))
 NEW_PY = ((3, 11), (3, 13))
 
 STACKS: tuple[Stack, ...] = (
-    Stack(
-        name="sglang-0.5.16-cpu",
-        sglang="0.5.16",
-        device="cpu",
-        torch="2.14.1",
-        torch_variant="cpu",
-        requirements=CPU_PACKAGES,
-        no_deps=("apache-tvm-ffi==0.1.11", "compressed-tensors==0.20.1", "sglang==0.5.16", "xgrammar==0.2.1"),
-        python=((3, 11), (3, 13)),
-        min_glibc=(2, 34),
-        installed_mib=6144,
-        patch_sets=("cpu", "ddtree"),
-        server_args=CPU_ARGS,
-        env=CPU_ENV,
-        transformers="5.12.1",
-        rank=1,
-        notes=(INTERPRETED,),
-    ),
-    Stack(
-        name="sglang-0.5.10.post1-cpu",
-        sglang="0.5.10.post1",
-        device="cpu",
-        torch="2.14.1",
-        torch_variant="cpu",
-        requirements=tuple("transformers==5.3.0" if p.startswith("transformers==") else p for p in CPU_PACKAGES),
-        no_deps=tuple("sglang==0.5.10.post1" if p.startswith("sglang==") else p for p in CPU_NO_DEPS),
-        python=((3, 11), (3, 13)),
-        installed_mib=6144,
-        patch_sets=("cpu", "ddtree"),
-        # Graphs of prefill pieces are on by default in this release and exist for CUDA only.
-        server_args=(*CPU_ARGS, "--disable-piecewise-cuda-graph"),
-        env=CPU_ENV,
-        transformers="5.3.0",
+    cpu_stack("0.5.16", "5.12.1", "2.6.1", "0.20.1", "0.2.1", rank=1),
+    cpu_stack(
+        "0.5.10.post1",
+        "5.3.0",
+        "2.6.1",
+        "0.20.1",
+        "0.2.1",
+        min_glibc=(2, 28),
         native_dflash=False,
-        notes=(INTERPRETED,),
+        # Graphs of prefill pieces are on by default in this release and exist for CUDA only.
+        more_args=("--disable-piecewise-cuda-graph",),
     ),
+    cpu_stack("0.5.23", "5.19.0", "2.8.0", "0.18.0", "0.2.7"),
     cuda_stack(
         "0.5.8",
         "2.9.1",
@@ -314,7 +332,17 @@ STACKS: tuple[Stack, ...] = (
         resolvable=False,
         notes=(CUDA_TILE,),
     ),
-    cuda_stack("0.5.23", "2.14.1", "cu130", "sglang-kernel==0.4.10", "0.7.2", "5.19.0", rank=90, python=NEW_PY),
+    cuda_stack(
+        "0.5.23",
+        "2.14.1",
+        "cu130",
+        "sglang-kernel==0.4.10",
+        "0.7.2",
+        "5.19.0",
+        rank=90,
+        python=NEW_PY,
+        patch_sets=("ddtree",),
+    ),
 )
 
 

@@ -180,7 +180,7 @@ class PatchSet:
     """PEP 440 specifier of the releases that it is written for."""
     patches: tuple[Patch, ...]
     tested: tuple[str, ...] = ()
-    """Releases on which the whole set was applied and run."""
+    """Releases on whose own files the whole set was applied and compiled, and every contract held."""
     requires: tuple[str, ...] = ()
     """Names of sets that must be applied as well."""
     conflicts: tuple[str, ...] = ()

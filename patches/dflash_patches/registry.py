@@ -14,13 +14,9 @@ from dflash_patches.releases import RELEASES, Support, Tested
 
 __all__ = ("MODULES", "RELEASES", "Support", "Tested", "all_sets", "find", "names")
 
-MODULES = (
-    "sglang_0_5_10_post1.ddtree",
-    "sglang_0_5_10_post1.cpu",
-    "sglang_0_5_16.ddtree",
-    "sglang_0_5_16.cpu",
-)
-"""One module per set. In each, every :class:`PatchSet` at module level counts."""
+GENERATIONS = ("sglang_0_5_10_post1", "sglang_0_5_16", "sglang_0_5_17", "sglang_0_5_19", "sglang_0_5_23")
+MODULES = tuple(f"{generation}.{name}" for generation in GENERATIONS for name in ("ddtree", "cpu"))
+"""In each, every :class:`PatchSet` at module level counts."""
 
 
 @cache

@@ -39,11 +39,21 @@ def _served(generation: str, note: str = "") -> Support:
     return Support(generation, Tested.SERVED, note, ("ddtree", "cpu"))
 
 
+def _patched(generation: str, note: str = "") -> Support:
+    return Support(generation, Tested.PATCHED, note, ("ddtree", "cpu"))
+
+
 def _no(reason: str) -> Support:
     return Support(None, Tested.NONE, reason)
 
 
 NO_DFLASH = "the release has no DFLASH"
+FIRST_WORKER = "its DFLASH worker is of the first generation, without overlap: a tree there would be another worker"
+EARLY_WORKER = (
+    "its DFLASH worker is the second generation's first form: other draft state, no width hook for the drafter, no "
+    "compact draft cache to share; 0.5.16 is the next release that is supported"
+)
+CUDA_TILE = "on CUDA it does not install from published wheels alone (cuda-tile==1.6.0rc5)"
 RELEASES: Mapping[str, Support] = MappingProxyType(
     {
         "0.5.8": _no(NO_DFLASH),
@@ -51,7 +61,22 @@ RELEASES: Mapping[str, Support] = MappingProxyType(
         "0.5.9": _no(NO_DFLASH),
         "0.5.10": _no(NO_DFLASH),
         "0.5.10.post1": _served("sglang_0_5_10_post1", "DFLASH itself is injected; no overlap scheduling"),
+        "0.5.11": _no(FIRST_WORKER),
+        "0.5.12": _no(FIRST_WORKER),
+        "0.5.12.post1": _no(FIRST_WORKER),
+        "0.5.13": _no(FIRST_WORKER),
+        "0.5.13.post1": _no(FIRST_WORKER),
+        "0.5.14": _no(EARLY_WORKER),
+        "0.5.15": _no(EARLY_WORKER),
+        "0.5.15.post1": _no(EARLY_WORKER),
         "0.5.16": _served("sglang_0_5_16"),
+        "0.5.17": _patched("sglang_0_5_17"),
+        "0.5.18": _patched("sglang_0_5_17", CUDA_TILE),
+        "0.5.19": _patched("sglang_0_5_19", CUDA_TILE),
+        "0.5.20": _patched("sglang_0_5_19", CUDA_TILE),
+        "0.5.21": _patched("sglang_0_5_19", CUDA_TILE),
+        "0.5.22": _patched("sglang_0_5_23", CUDA_TILE),
+        "0.5.23": _served("sglang_0_5_23"),
     }
 )
 """Release → verdict."""

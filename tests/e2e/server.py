@@ -65,7 +65,8 @@ class Answer:
             cached=meta["cached_tokens"],
             finish=meta["finish_reason"]["type"],
             steps=meta.get("spec_verify_ct", 0),
-            histogram=tuple(meta.get("spec_accept_histogram", ())),
+            # Older releases have the first name, later ones the second.
+            histogram=tuple(meta.get("spec_accept_histogram") or meta.get("spec_correct_drafts_histogram") or ()),
         )
 
 

@@ -15,7 +15,7 @@ from dflash_deploy.patching import engine
 from dflash_deploy.patching.contracts import check_contract
 from dflash_deploy.patching.patch import Contract, Patch
 from tests.patches.mutations import Mutation, mutations, reduced, scope_lines
-from tests.patches.wheels import wheel
+from tests.patches.wheels import chosen, wheel
 
 pytestmark = pytest.mark.wheels
 
@@ -30,7 +30,14 @@ def read(version: str, file: str) -> str:
         return archive.read(f"sglang/{file}").decode()
 
 
-CASES = [pytest.param(s.tested[0], p, id=f"{s.name}:{p.name}") for s in SETS for p in s.patches]
+# One release a set: one that is chosen, where it has one.
+RELEASE = {id(s): v for s in SETS for v in s.tested if chosen(v)}
+CASES = [
+    pytest.param(RELEASE[id(s)], p, id=f"{RELEASE[id(s)]}:{s.name}:{p.name}")
+    for s in SETS
+    if id(s) in RELEASE
+    for p in s.patches
+]
 
 
 def change(before: str, after: str, scope: str) -> tuple[Counter[str], Counter[str]]:
@@ -81,7 +88,11 @@ def patched(version: str, name: str) -> dict[str, bytes]:
 
 
 CONTRACTS = [
-    pytest.param(s.tested[0], c, id=f"{s.name}:{p.name}:{c.name}") for s in SETS for p in s.patches for c in p.contract
+    pytest.param(RELEASE[id(s)], c, id=f"{RELEASE[id(s)]}:{s.name}:{p.name}:{c.name}")
+    for s in SETS
+    if id(s) in RELEASE
+    for p in s.patches
+    for c in p.contract
 ]
 
 

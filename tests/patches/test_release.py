@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from dflash_patches import registry
+from packaging.version import Version
 
 from dflash_deploy.assets import payload_dir
 from dflash_deploy.errors import ForeignEdit, PatchError
@@ -18,12 +19,12 @@ from dflash_deploy.host.local import LocalHost
 from dflash_deploy.model import Status
 from dflash_deploy.patching import tree
 from dflash_deploy.patching.patch import State
-from tests.patches.wheels import unpack
+from tests.patches.wheels import chosen, unpack
 
 pytestmark = pytest.mark.wheels
 
 HOST = LocalHost()
-RELEASES = sorted({v for s in registry.all_sets() for v in s.tested})
+RELEASES = [v for v in sorted({v for s in registry.all_sets() for v in s.tested}, key=Version) if chosen(v)]
 
 
 @pytest.fixture(scope="module", params=RELEASES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
+from .drafter import drafter_config, refuse_dependent_depths
 from .shape import TreeShape, default_topk
 
 if TYPE_CHECKING:
@@ -45,6 +46,11 @@ def tree_arguments(
         )
     if server_args.enable_lora:
         raise ValueError("DDTREE does not serve LoRA adapters; drop --enable-lora or use no speculation")
+    if server_args.disaggregation_mode != "null":
+        raise ValueError("DDTREE does not run disaggregated; use DFLASH, or drop --disaggregation-mode")
+    if server_args.enable_unified_memory:
+        raise ValueError("DDTREE moves KV rows by slot, which a unified pool renames; drop --enable-unified-memory")
+    refuse_dependent_depths(drafter_config(server_args))
     wanted = server_args.speculative_num_draft_tokens
     budget = server_args.speculative_ddtree_budget
     if wanted is not None and budget is not None and int(wanted) != int(budget):
@@ -78,3 +84,17 @@ def tree_arguments(
     server_args.speculative_num_draft_tokens = shape.nodes
     server_args.speculative_ddtree_budget = shape.nodes
     server_args.speculative_ddtree_topk = shape.topk
+
+
+def refuse_small_tree(server_args: Any) -> None:
+    """For releases that size the drafter's eager buffers and its KV slots by the number of nodes.
+
+    Raises:
+        ValueError: fewer nodes than the draft block has tokens.
+    """
+    nodes, block = server_args.speculative_num_draft_tokens, server_args.speculative_dflash_block_size
+    if nodes < block:
+        raise ValueError(
+            f"a tree of {nodes} nodes is smaller than the draft block of {block}; raise --speculative-ddtree-budget, "
+            "or use DFLASH"
+        )

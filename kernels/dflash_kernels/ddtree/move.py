@@ -37,7 +37,10 @@ class AcceptedMover:
 def _row_buffers(pool: Any) -> list[Tensor]:
     """K, V and, where the pool has them, scale buffers of all layers, each indexed by slot in its first dimension."""
     name = type(pool).__name__
-    if getattr(pool, "use_hnd", False) or getattr(pool, "mxfp8_sf_interleaved", False):
+    interleaved = (
+        getattr(pool, "mxfp8_sf_interleaved", False) or getattr(pool, "native_k_scale_buffer", None) is not None
+    )
+    if getattr(pool, "use_hnd", False) or interleaved:
         raise RuntimeError(f"DDTREE moves KV by rows; the layout of {name} has none for a token")
     buffers: list[Tensor] = []
     for attribute in ("k_buffer", "v_buffer", "k_scale_buffer", "v_scale_buffer"):
