@@ -30,7 +30,18 @@ app = typer.Typer(
     "6 incompatible, 7 patch, 8 host changed or locked, 9 unhealthy, 10 changes pending (dry runs), 130 interrupted.",
 )
 
-COMMAND_MODULES = ("audit", "deploy", "releases", "patch", "map", "service", "health", "diagnose", "wheelhouse")
+COMMAND_MODULES = (
+    "audit",
+    "deploy",
+    "releases",
+    "patch",
+    "map",
+    "service",
+    "health",
+    "diagnose",
+    "bench",
+    "wheelhouse",
+)
 """Each is ``dflash_deploy.cli.<name>`` and has ``register(app)``; the order is that of ``--help``."""
 
 for _name in COMMAND_MODULES:

@@ -137,6 +137,25 @@ def stream_completion(
         "temperature": temperature,
         "stream": True,
     }
+    for event in stream_events(base_url, path, data, key=key, timeout_s=timeout_s):
+        try:
+            choice = event["choices"][0]
+            piece = choice["delta"].get("content") if chat else choice["text"]
+        except (KeyError, IndexError, TypeError, AttributeError):
+            raise NoReply("not-http", f"an event that is no completion: {json.dumps(event)[:120]}") from None
+        if piece:
+            yield piece
+
+
+def stream_events(base_url: str, path: str, data: Any, *, key: str = "", timeout_s: float = 120.0) -> Iterator[Any]:
+    """The JSON data of each server-sent event, as it comes.
+
+    Args:
+        timeout_s: for the whole stream.
+
+    Raises:
+        NoReply: no answer, an event that is no JSON, or a status other than 200.
+    """
     deadline = time.monotonic() + timeout_s
     with _connected(base_url, timeout_s) as connection:
         try:
@@ -155,12 +174,10 @@ def stream_completion(
                 if payload == b"[DONE]":
                     return
                 try:
-                    choice = json.loads(payload)["choices"][0]
-                    piece = choice["delta"].get("content") if chat else choice["text"]
-                except (ValueError, KeyError, IndexError, TypeError):
+                    event = json.loads(payload)
+                except ValueError:
                     raise NoReply("not-http", f"an event that is no completion: {payload[:120]!r}") from None
-                if piece:
-                    yield piece
+                yield event
         except TimeoutError:
             raise NoReply("timeout", f"the stream did not end within {timeout_s:g} s") from None
         except (OSError, http.client.HTTPException) as error:

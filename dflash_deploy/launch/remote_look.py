@@ -212,24 +212,35 @@ def kernel(since):
 
 
 def memory_events(pid):
-    """What the process's control group counts, its parents included: kills by its limit."""
+    """What the process's control group counts: its memory limit and the kills at it."""
     try:
         with open("/proc/%d/cgroup" % pid) as file:
-            path = [r.split("::", 1)[1] for r in file.read().splitlines() if r.startswith("0::")][0]
-    except (OSError, IndexError):
+            rows = [row.split(":", 2) for row in file.read().splitlines()]
+    except OSError:
         return {}
-    base, found = "/sys/fs/cgroup" + path.rstrip("/"), {"group": path}
-    for name, key in (("memory.events", "events"), ("memory.max", "max"), ("memory.current", "current")):
+    paths = {names: path for number, names, path in rows}
+    found = {}
+
+    def text(*parts):
         try:
-            with open(os.path.join(base, name)) as file:
-                text = file.read().strip()
+            with open(os.path.join("/sys/fs/cgroup", *(part.lstrip("/") for part in parts))) as file:
+                return file.read().strip()
         except OSError:
-            continue
-        if key == "events":
-            found.update({"events_" + w[0]: int(w[1]) for w in (r.split() for r in text.splitlines()) if len(w) == 2})
-        else:
-            found[key] = text
-    return found
+            return ""
+
+    if "memory" in paths:  # version 1
+        path = paths["memory"]
+        events = text("memory", path, "memory.oom_control")
+        found = {"group": path, "max": text("memory", path, "memory.limit_in_bytes")}
+    else:
+        path = paths.get("", "/")
+        events = text(path, "memory.events")
+        found = {"group": path, "max": text(path, "memory.max"), "current": text(path, "memory.current")}
+    for row in events.splitlines():
+        words = row.split()
+        if len(words) == 2 and words[1].isdigit():
+            found["events_" + words[0]] = int(words[1])
+    return {key: value for key, value in found.items() if value != ""}
 
 
 def main():

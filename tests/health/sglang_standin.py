@@ -48,6 +48,17 @@ class Handler(BaseHTTPRequestHandler):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if mode == "crash":
             return self.send(500, {"error": {"message": "Internal Server Error"}})
+        if asked.get("stream") and self.path == "/generate":
+            self.send_response(200)
+            self.end_headers()
+            for count, text in ((3, " co"), (12, " cold.")):
+                time.sleep(0.01)
+                meta = {"completion_tokens": count, "spec_verify_ct": 4, "spec_num_correct_drafts": 8}
+                meta["spec_correct_drafts_histogram"] = [0, 1, 2, 1]
+                event = {"text": text, "meta_info": meta}
+                self.wfile.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+            self.wfile.write(b"data: [DONE]\n\n")
+            return None
         if asked.get("stream"):
             self.send_response(200)
             self.end_headers()
