@@ -45,19 +45,34 @@ class _Canvas:
     def text(self, x: float, y: float, text: str, anchor: str = "start") -> None:
         self.parts.append(f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>')
 
-    def legend(self, names: Sequence[str]) -> None:
+    def legend(self, names: Sequence[str], *, pairs: bool = False) -> None:
         for at, name in enumerate(names):
             y = TOP + 8 + 20 * at
-            colour = COLOURS[at % len(COLOURS)]
-            self.parts.append(f'<rect x="{WIDTH - RIGHT + 14}" y="{y - 9}" width="12" height="12" fill="{colour}"/>')
+            colour = COLOURS[(at // 2 if pairs else at) % len(COLOURS)]
+            high = 4 if pairs and at % 2 else 12
+            self.parts.append(
+                f'<rect x="{WIDTH - RIGHT + 14}" y="{y - 3 - high / 2}" width="12" height="{high}" fill="{colour}"/>'
+            )
             self.text(WIDTH - RIGHT + 32, y + 2, name[:16])
 
     def done(self) -> str:
         return "".join([*self.parts, "</svg>"])
 
 
-def lines(title: str, across: str, up: str, series: Mapping[str, Sequence[tuple[float, float]]], *, marks: bool) -> str:
-    """A line per series of (x, y) points; x is spread evenly over its distinct values when ``marks``, else to scale."""
+def lines(
+    title: str,
+    across: str,
+    up: str,
+    series: Mapping[str, Sequence[tuple[float, float]]],
+    *,
+    marks: bool,
+    pairs: bool = False,
+) -> str:
+    """A line per series of (x, y) points; x is spread evenly over its distinct values when ``marks``, else to scale.
+
+    Args:
+        pairs: two series after each other share a colour, the second is dashed.
+    """
     xs = sorted({x for points in series.values() for x, _ in points}) or [0.0]
     canvas = _Canvas(title, across, up, max((y for points in series.values() for _, y in points), default=0.0))
     width = WIDTH - LEFT - RIGHT
@@ -72,15 +87,16 @@ def lines(title: str, across: str, up: str, series: Mapping[str, Sequence[tuple[
         if marks or xs[0] <= x <= xs[-1]:
             canvas.text(place(x), HEIGHT - BOTTOM + 18, f"{x:g}", "middle")
     for at, (name, points) in enumerate(series.items()):
-        colour = COLOURS[at % len(COLOURS)]
+        colour = COLOURS[(at // 2 if pairs else at) % len(COLOURS)]
+        dash = ' stroke-dasharray="6 4"' if pairs and at % 2 else ""
         path = " ".join(f"{place(x):.1f},{canvas.y(y):.1f}" for x, y in sorted(points))
-        canvas.parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        canvas.parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>')
         for x, y in points if marks else ():
             canvas.parts.append(
                 f'<circle cx="{place(x):.1f}" cy="{canvas.y(y):.1f}" r="4" fill="{colour}">'
                 f"<title>{escape(name)}: {x:g}, {y:.3g}</title></circle>"
             )
-    canvas.legend(list(series))
+    canvas.legend(list(series), pairs=pairs)
     return canvas.done()
 
 
@@ -112,7 +128,7 @@ def spans(title: str, rows: Sequence[tuple[str, Sequence[tuple[str, float]]]]) -
     longest = max((sum(s for _, s in parts) for _, parts in rows), default=0.0)
     marks = ticks(longest)
     height = TOP + 26 * len(rows) + 44
-    width = WIDTH - LEFT - RIGHT - 80
+    width = WIDTH - LEFT - RIGHT - 100
     out = [
         f'<svg role="img" viewBox="0 0 {WIDTH} {max(height, TOP + 20 * len(names) + 12)}" aria-label="{escape(title)}">'
     ]

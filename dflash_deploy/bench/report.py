@@ -105,7 +105,7 @@ def html(data: Mapping[str, Any], templates: Path) -> str:
         (
             "first_token_s",
             "Time to the first token",
-            "Half of the requests are below p50, all but one in a hundred below p99.",
+            "Half of the requests are below p50, all but one in a hundred below p99 (dashed).",
         ),
         (
             "gap_s",
@@ -121,7 +121,7 @@ def html(data: Mapping[str, Any], templates: Path) -> str:
                     title, "requests at once", "seconds",
                     {f"{m} {p}": [(s["concurrency"], s[key][p]) for s in of(m)]
                      for m in methods for p in ("p50", "p99")},
-                    marks=True,
+                    marks=True, pairs=True,
                 ),
             )
         )  # fmt: skip

@@ -16,9 +16,9 @@ from dflash_deploy.assets import templates_dir
 from dflash_deploy.bench import Sample, Sweep, as_dict, html, measure, percentile
 from dflash_deploy.bench.plots import ticks
 from dflash_deploy.health import Probe
-from tests.health.conftest import Standin
+from tests.health.conftest import Standin, standin
 
-pytest_plugins = ["tests.health.conftest"]
+__all__ = ["standin"]  # the fixture
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
