@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from functools import cache
 
+from packaging.version import Version
+
 from dflash_deploy.errors import UnsupportedVersion, UsageError
 from dflash_deploy.patching.patch import PatchSet
 from dflash_patches.releases import RELEASES, Support, Tested
@@ -48,7 +50,8 @@ def find(version: str, name: str, *, allow_untested: bool = False, package: str 
         if each.supports(version):
             return each
     if allow_untested:
-        return named[-1]
+        lower = [each for each in named if Version(each.tested[0]) < Version(version)]
+        return lower[-1] if lower else named[0]
     known = RELEASES.get(version)
     raise UnsupportedVersion(
         f"no patch set {name} is written for {package} {version}",
