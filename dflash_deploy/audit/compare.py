@@ -48,7 +48,7 @@ def native_problems(environment: Mapping[str, Any], there: Facts, here: Facts) -
             problems.append(f"torch is for CUDA {cuda}, no NVIDIA driver there")
         elif there.driver is not None and there.driver < minimum:
             problems.append(
-                f"torch is for CUDA {cuda} (driver >= {dotted(minimum)}), the driver there is {dotted(there.driver)}"
+                f"torch is for CUDA {cuda} (driver >= {dotted(minimum)}), the driver there is {there.driver_text}"
             )
     return problems
 
@@ -133,10 +133,7 @@ def compare(here: Facts, there: Facts) -> list[Item]:
         Item(
             "NVIDIA driver",
             "stays",
-            (
-                f"{dotted(here.driver) if here.driver else 'none'} here, "
-                f"{dotted(there.driver) if there.driver else 'none'} there",
-            ),
+            (f"{here.driver_text} here, {there.driver_text} there",),
         )
     )
     return found

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from dflash_deploy.errors import UsageError
 from dflash_deploy.facts import Facts
+from dflash_deploy.facts.parse import section
 
 
 @dataclass(frozen=True)
@@ -382,7 +383,10 @@ def judge_stack(stack: Stack, facts: Facts) -> Choice:
         no.append(f"needs Linux, this is {facts.system}")
     if facts.arch and facts.arch not in stack.arch:
         no.append(f"wheels are published for {', '.join(stack.arch)}, this is {facts.arch}")
-    if facts.glibc is None:
+    if section(facts.raw, "host", "libc").get("name") == "musl":
+        no.append("its wheels need glibc, the host has musl")
+        changes.append("a distribution with glibc (Debian, Ubuntu, RHEL), or a container of one")
+    elif facts.glibc is None:
         know.append("glibc unknown")
     elif facts.glibc < stack.min_glibc:
         no.append(f"its wheels need glibc >= {dotted(stack.min_glibc)}, the host has {dotted(facts.glibc)}")
@@ -420,7 +424,7 @@ def judge_cuda(stack: Stack, facts: Facts, no: list[str], know: list[str], chang
     elif stack.min_driver is not None and facts.driver < stack.min_driver:
         no.append(
             f"torch {stack.torch}+{stack.torch_variant} (CUDA {stack.cuda}) needs driver >= "
-            f"{stack.min_driver[0]}, the host has {dotted(facts.driver)}"
+            f"{stack.min_driver[0]}, the host has {facts.driver_text}"
         )
         where = " on the host of this container" if facts.container else ""
         changes.append(f"driver >= {stack.min_driver[0]}{where}")

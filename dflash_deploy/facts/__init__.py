@@ -51,6 +51,8 @@ class Facts:
     gpus: tuple[Gpu, ...] = ()
     driver: tuple[int, ...] | None = None
     """Kernel module version, e.g. (580, 159, 4). None: no NVIDIA driver."""
+    driver_text: str = "none"
+    """The same as NVIDIA writes it, e.g. ``580.159.04``."""
     pythons: tuple[PythonInterpreter, ...] = ()
     """Newest first."""
     uv: str | None = None

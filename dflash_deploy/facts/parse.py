@@ -120,6 +120,7 @@ def facts_from_json(raw: Mapping[str, Any], host: str = "") -> Facts:
         glibc=pair(libc.get("version")) if libc.get("name") == "glibc" else None,
         gpus=tuple(gpus),
         driver=version_tuple(section(gpu, "driver").get("version")),
+        driver_text=str(section(gpu, "driver").get("version") or "none"),
         pythons=tuple(pythons),
         uv=tool if isinstance(tool, str) else None,
         systemd=manager,

@@ -41,6 +41,7 @@ def test_case_is_named_by_its_rule(path: Path) -> None:
     found = alarms[case["expect"]]
     assert found.severity == case["severity"]
     assert found.remedy
+    assert case.get("says", "") in " ".join((found.message, *found.evidence, found.remedy))
     if case["severity"] == "fail":
         assert report.primary is not None
         assert report.primary.rule == case["expect"], [finding.rule for finding in report.failures]

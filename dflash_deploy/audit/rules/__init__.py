@@ -3,7 +3,7 @@ tests/data/audit."""
 
 from __future__ import annotations
 
-from dflash_deploy.audit.rules import driver, host, model, native, packages, toolchain
+from dflash_deploy.audit.rules import driver, gpu, host, model, native, packages, toolchain, venv
 from dflash_deploy.audit.rules.base import RULES, Case, Rule
 
-__all__ = ["RULES", "Case", "Rule", "driver", "host", "model", "native", "packages", "toolchain"]
+__all__ = ["RULES", "Case", "Rule", "driver", "gpu", "host", "model", "native", "packages", "toolchain", "venv"]

@@ -82,10 +82,14 @@ class Case:
         """The GPUs as the driver lists them. :class:`Unseen` where cards or a driver are there and no list is."""
         smi = self.see("gpu", "smi")
         status = smi.get("status")
-        cards = [item for item in rows(self.see("gpu").get("pci")) if item.get("kind") == "gpu"]
-        if not isinstance(smi.get("gpus"), list) or (status != "ok" and (cards or self.facts.driver is not None)):
+        if not isinstance(smi.get("gpus"), list) or (status != "ok" and (self.cards or self.driver is not None)):
             raise Unseen(f"the GPUs could not be listed: nvidia-smi {status}")
         return self.facts.gpus
+
+    @property
+    def cards(self) -> Sequence[Mapping[str, Any]]:
+        """NVIDIA cards on the PCI bus, with a driver or without."""
+        return [item for item in self.items("gpu", "pci") if item.get("kind") == "gpu"]
 
     @property
     def driver(self) -> tuple[int, ...] | None:
@@ -95,10 +99,10 @@ class Case:
 
     @property
     def wants_gpu(self) -> bool:
-        """The stack or an installed CUDA torch means to use a GPU."""
+        """The stack means to use a GPU or, without one, the host has one."""
         if self.stack is not None:
             return self.stack.device == "cuda"
-        return self.driver is not None or bool(self.gpus)
+        return self.driver is not None or bool(self.cards) or bool(self.gpus)
 
     def argument(self, name: str) -> str | None:
         """Value of ``--name VALUE`` or ``--name=VALUE``; "" for a bare flag; None when it is not given."""

@@ -17,8 +17,21 @@ def disk_space_enough(case: Case) -> Iterator[Verdict]:
     need = case.stack.installed_mib if case.stack else 0
     home = case.see("host", "disk", case.facts.home)
     free = integer(home.get("free_mib"))
+    inodes, counted = integer(home.get("inodes_free")), integer(home.get("inodes_total"))
     if home.get("read_only"):
         yield fail(f"{case.facts.home} is read-only", (), "use another folder")
+    elif home.get("noexec"):
+        yield fail(
+            f"{case.facts.home} is mounted noexec: no compiled file in it can be loaded",
+            ("environments and the caches of Triton and flashinfer lie there",),
+            "remount it with exec, or put the root and the caches (TRITON_CACHE_DIR, XDG_CACHE_HOME) elsewhere",
+        )
+    elif inodes is not None and counted and inodes < 50000:
+        yield fail(
+            f"{inodes} inodes free in {case.facts.home}: 'No space left on device', whatever df says",
+            (f"{counted} in all", "an environment takes 40,000"),
+            "remove folders of many small files",
+        )
     elif free is None:
         yield unknown("free space unknown")
     elif need and free < need:
@@ -55,10 +68,15 @@ def shm_large_enough(case: Case) -> Iterator[Verdict]:
 
 @rule("limits-high-enough", Where.HOST, weight=25)
 def limits_high_enough(case: Case) -> Iterator[Verdict]:
-    """Open files (65536 or what a unit sets) and, with several GPUs, locked memory."""
+    """Open files (65536 or what a unit sets), threads and, with several GPUs, locked memory."""
     limits = case.see("host", "limits")
-    hard = {name: next(reversed(integers(limits.get(name))), None) for name in ("nofile", "memlock")}
+    hard = {name: next(reversed(integers(limits.get(name))), None) for name in ("nofile", "memlock", "nproc")}
     files, locked = hard["nofile"], hard["memlock"]
+    bounds = [n for n in (hard["nproc"], integer(case.fact("host", "pids_max"))) if n is not None and n >= 0]
+    few = bool(bounds) and min(bounds) < 2048
+    if few:
+        remedy = "docker run --pids-limit -1, TasksMax=infinity in the unit, or ulimit -u"
+        yield warn(f"at most {min(bounds)} threads and processes: a server has a thousand", (), remedy)
     low = files is not None and 0 <= files < 4096
     pinned = locked is not None and 0 <= locked < 64 << 20 and len(case.gpus) > 1
     if low:
@@ -67,7 +85,7 @@ def limits_high_enough(case: Case) -> Iterator[Verdict]:
         yield warn(f"locked memory is limited to {locked // 1024} KiB", (), "LimitMEMLOCK=infinity in the unit")
     if files is None:
         yield unknown("the limit of open files was not seen")
-    elif not low and not pinned:
+    elif not low and not pinned and not few:
         yield ok(f"{files if files >= 0 else 'any number of'} open files")
 
 

@@ -34,6 +34,7 @@ ABI_REFS = (
     "leonardodalinky/pytorch_fpsample#8",
     "opendatalab/MinerU#811",
 )
+NVIDIA_SYMBOL = re.compile(r"(__)?(cudnn|cublas|cusparse|cusolver|cufft|nvJitLink|nvrtc)")
 KERNEL = re.compile(r"^sgl_kernel/")
 ESSENTIAL = ("torch/", "sgl_kernel/")
 
@@ -82,7 +83,7 @@ def extension_symbols_resolve(case: Case) -> Iterator[Verdict]:
             missing = [
                 name
                 for name in texts(module.get("missing"))
-                if not name.startswith(("nccl", "cudnn", "cublas")) and not old_string_abi(name)
+                if not name.startswith("nccl") and not NVIDIA_SYMBOL.match(name) and not old_string_abi(name)
             ]
             if not missing:
                 continue
@@ -374,6 +375,38 @@ def kernel_files_present(case: Case) -> Iterator[Verdict]:
                 ["no sgl_kernel/**/common_ops*.so"],
                 f"pip install --force-reinstall --no-deps {kernel[0]}=={kernel[1]}",
             )
+
+
+@rule("nvidia-libraries-consistent", Where.VENV, weight=6, explains=("cuda-libraries-resolve",))
+def nvidia_libraries_consistent(case: Case) -> Iterator[Verdict]:
+    """The NVIDIA libraries of the environment must find each other's symbols. LD_LIBRARY_PATH comes before the
+    environment's own copies: a system toolkit of another minor release on it gives "undefined symbol:
+    __nvJitLinkComplete_12_4", or cuDNN and cuBLAS of another release."""
+    for environment in case.environments:
+        elf = native(environment)
+        shadowed = [
+            f"{item.get('soname')}: {item.get('by')} comes before {item.get('ours')}"
+            for item in rows(elf.get("shadowed"))
+        ]
+        missing = {
+            f"{module.get('path')} needs {name}"
+            for module in modules(environment)
+            for name in texts(module.get("missing"))
+            if NVIDIA_SYMBOL.match(name)
+        }
+        remedy = "reinstall the NVIDIA packages that torch requires"
+        if shadowed:
+            remedy = "unset LD_LIBRARY_PATH for the service: the environment brings its own libraries"
+        if missing:
+            evidence = [*sorted(missing)[:4], *shadowed[:4]]
+            yield fail("NVIDIA libraries of different releases would be loaded together", evidence, remedy)
+        elif shadowed:
+            message = "LD_LIBRARY_PATH puts other NVIDIA libraries before the environment's own"
+            yield warn(message, shadowed[:6], remedy)
+        elif "shadowed" not in elf:
+            yield unknown(f"{label(environment)}: LD_LIBRARY_PATH was not compared")
+        else:
+            yield ok("the environment's own NVIDIA libraries are loaded")
 
 
 @rule(

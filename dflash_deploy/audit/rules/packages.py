@@ -16,7 +16,6 @@ from dflash_deploy.audit.rules.base import (
     Verdict,
     dists,
     fail,
-    label,
     normal,
     ok,
     rule,
@@ -26,7 +25,7 @@ from dflash_deploy.audit.rules.base import (
     warn,
 )
 from dflash_deploy.audit.stacks import STACKS, dotted
-from dflash_deploy.facts.parse import pair, rows, section, texts
+from dflash_deploy.facts.parse import pair, rows, section, texts, version_tuple
 from dflash_deploy.model import Where
 
 CU_TAG = re.compile(r"-cu(\d\d)$")
@@ -235,6 +234,95 @@ def requirements_satisfied(case: Case) -> Iterator[Verdict]:
             yield ok("what is installed is in the versions asked for")
 
 
+def requirement_of(environment: Mapping[str, Any], case: Case, dist: str, wanted: str) -> Requirement | None:
+    """What an installed distribution asks of another; None when it asks nothing that applies here."""
+    values = marker_environment(environment, case)
+    for item in rows(environment.get("dists")):
+        if normal(str(item.get("name"))) != dist:
+            continue
+        for text in texts(item.get("requires")):
+            try:
+                found = Requirement(text)
+                if normal(found.name) == wanted and (found.marker is None or found.marker.evaluate(values)):
+                    return found
+            except (InvalidRequirement, InvalidMarker, UndefinedEnvironmentName):
+                continue
+    return None
+
+
+def satisfied(requirement: Requirement, version: str) -> bool:
+    """A version that is no version satisfies nothing."""
+    try:
+        return requirement.specifier.contains(Version(version), prereleases=True)
+    except InvalidVersion:
+        return False
+
+
+@rule("torch-companions-match", Where.VENV, weight=7, explains=("extension-symbols-resolve", "requirements-satisfied"))
+def torch_companions_match(case: Case) -> Iterator[Verdict]:
+    """torchvision and torchaudio are built for one torch release, and torch for one Triton. Another one imports and
+    then fails: "operator torchvision::nms does not exist", missing symbols, missing functions of Triton."""
+    for environment in case.environments:
+        have = dists(environment)
+        wrong = []
+        for dist, wanted in (("torchvision", "torch"), ("torchaudio", "torch"), ("torch", "triton")):
+            requirement = requirement_of(environment, case, dist, wanted) if dist in have and wanted in have else None
+            if requirement is not None and not satisfied(requirement, have[wanted]):
+                wrong.append(f"{dist} {have[dist]} is for {wanted}{requirement.specifier}, installed is {have[wanted]}")
+        family = {name: have[name] for name in ("torch", "torchvision", "torchaudio") if name in have}
+        if len({tag for version in family.values() if (tag := version.partition("+")[2])}) > 1:
+            wrong.append(f"builds of different flavours: {', '.join(f'{n} {v}' for n, v in family.items())}")
+        if wrong:
+            yield fail(
+                "torch and its companions are not of one release",
+                wrong,
+                "install torch, torchvision, torchaudio and triton together, from one index",
+            )
+        elif "torch" in have:
+            yield ok(f"torch {have['torch']} and its companions")
+
+
+@rule("transformers-requirements-met", Where.VENV, weight=10, explains=("requirements-satisfied",))
+def transformers_requirements_met(case: Case) -> Iterator[Verdict]:
+    """transformers checks some of its requirements when it is imported, and refuses: tokenizers, huggingface-hub,
+    safetensors and numpy among them."""
+    for environment in case.environments:
+        have = dists(environment)
+        if "transformers" not in have:
+            continue
+        wrong = []
+        for name in ("tokenizers", "huggingface-hub", "safetensors", "numpy", "packaging", "regex", "tqdm", "pyyaml"):
+            requirement = requirement_of(environment, case, "transformers", name) if name in have else None
+            if requirement is not None and not satisfied(requirement, have[name]):
+                wrong.append(f"wants {name}{requirement.specifier}, installed is {have[name]}")
+        if wrong:
+            remedy = "install the versions that it asks for"
+            yield fail(f"transformers {have['transformers']} refuses to be imported", wrong, remedy)
+        else:
+            yield ok("transformers has what it checks at import")
+
+
+@rule("cudnn-not-older-than-torch", Where.VENV, weight=10, explains=("requirements-satisfied",))
+def cudnn_not_older_than_torch(case: Case) -> Iterator[Verdict]:
+    """torch refuses a cuDNN older than the one that it was built with ("cuDNN version incompatibility")."""
+    for environment in case.environments:
+        have = dists(environment)
+        for name in sorted(have):
+            requirement = requirement_of(environment, case, "torch", name) if name.startswith("nvidia-cudnn") else None
+            pins = [spec.version for spec in requirement.specifier if spec.operator == "=="] if requirement else []
+            built, installed = version_tuple(pins[0] if pins else ""), version_tuple(have[name])
+            if built is None or installed is None:
+                continue
+            if installed[:2] < built[:2]:
+                yield fail(
+                    f"{name} {have[name]} is older than {pins[0]}, which torch was built with",
+                    (),
+                    f"pip install {name}=={pins[0]}",
+                )
+            else:
+                yield ok(f"{name} {have[name]}")
+
+
 @rule("metadata-version-consistent", Where.VENV, references=("sgl-project/sglang#14327",), weight=15)
 def metadata_version_consistent(case: Case) -> Iterator[Verdict]:
     """A distribution's folder name and its METADATA must carry the same version; wheels renamed by hand (+cu130) do
@@ -352,6 +440,12 @@ def wheel_fits_host(case: Case) -> Iterator[Verdict]:
                 problems,
                 "a distribution with glibc >= 2.34 (Debian 12, Ubuntu 22.04, RHEL 9) and a matching Python",
             )
+        elif case.see("host", "libc").get("name") == "musl":
+            yield fail(
+                f"{stack.name} has no wheel for musl",
+                [f"C library: musl {case.see('host', 'libc').get('version')}"],
+                "a distribution with glibc >= 2.34 (Debian 12, Ubuntu 22.04, RHEL 9)",
+            )
         elif case.facts.glibc is None:
             yield unknown("glibc unknown")
         else:
@@ -369,112 +463,3 @@ def wheel_fits_host(case: Case) -> Iterator[Verdict]:
                     "reinstall it with this Python",
                     Where.VENV,
                 )
-
-
-@rule(
-    "venv-python-resolves",
-    Where.VENV,
-    references=("astral-sh/uv#6782",),
-    weight=2,
-    explains=("venv-not-moved", "venv-home-holds-stdlib"),
-)
-def venv_python_resolves(case: Case) -> Iterator[Verdict]:
-    """The environment's bin/python must lead to an interpreter. In a copied environment the link dangles (uv's
-    interpreters live in the first machine's home)."""
-    for environment in case.environments:
-        if environment.get("python_exists") is False:
-            chain = " -> ".join([str(environment.get("python")), *texts(environment.get("python_links"))])
-            yield fail(
-                f"{label(environment)}: bin/python leads nowhere",
-                [chain],
-                "rebuild the environment on this host from its pins (provision)",
-            )
-        elif environment.get("python_exists"):
-            yield ok("bin/python is there")
-        else:
-            yield unknown(f"{label(environment)}: bin/python was not looked at")
-
-
-@rule("venv-present", Where.VENV, weight=1)
-def venv_present(case: Case) -> Iterator[Verdict]:
-    """An environment that was asked for must be there to be judged. Nothing else can be said of one that is not."""
-    for item in case.items("venvs", "environments"):
-        if item.get("asked") and item.get("exists") is False and case.stack is None:
-            yield warn(
-                f"{label(item)} is not there: nothing is installed that could be judged",
-                (),
-                "install a stack there (dflash-deploy up), or judge one before: --stack auto",
-            )
-        elif item.get("asked") and item.get("exists"):
-            yield ok(f"{label(item)} is there")
-
-
-@rule("venv-home-holds-stdlib", Where.VENV, references=("pypa/virtualenv#3157",), weight=3)
-def venv_home_holds_stdlib(case: Case) -> Iterator[Verdict]:
-    """pyvenv.cfg's ``home`` must exist and lead to the interpreter's standard library."""
-    for environment in case.environments:
-        if "home" not in environment:
-            yield unknown(f"{label(environment)}: pyvenv.cfg was not read")
-        elif not environment["home"]:
-            continue
-        elif environment.get("home_exists") is False:
-            yield fail(
-                f"{label(environment)}: its base interpreter is gone",
-                [f"home = {environment.get('home')}"],
-                "install that Python, or rebuild the environment",
-            )
-        elif environment.get("stdlib_exists") is False:
-            yield fail(
-                f"{label(environment)}: no standard library beside its base interpreter",
-                [f"home = {environment.get('home')}"],
-                "recreate it with the interpreter's real path",
-            )
-        else:
-            yield ok(f"home = {environment.get('home')}")
-
-
-@rule("venv-not-moved", Where.VENV, references=("astral-sh/uv#11168",), weight=4)
-def venv_not_moved(case: Case) -> Iterator[Verdict]:
-    """Scripts and activate must name the environment's own path. After a move or a copy they start another interpreter,
-    or none."""
-    for environment in case.environments:
-        recorded = environment.get("recorded_path")
-        foreign = texts(environment.get("scripts_foreign"))
-        moved = (
-            bool(recorded) and "$" not in str(recorded) and str(recorded).rstrip("/") != label(environment).rstrip("/")
-        )
-        if foreign:
-            count = environment.get("scripts_foreign_count")
-            yield fail(
-                f"{count} scripts start another interpreter: the environment was moved or copied",
-                [*foreign[:3], f"recorded path: {recorded}"],
-                "rebuild the environment here; do not copy it",
-            )
-        elif moved:
-            yield warn(
-                "the environment was made under another path",
-                [f"recorded path: {recorded}"],
-                "call its interpreter by path, or rebuild it",
-            )
-        elif environment.get("scripts_checked") is not None:
-            yield ok("scripts start this environment's interpreter")
-        else:
-            yield unknown(f"{label(environment)}: its scripts were not read")
-
-
-@rule("no-import-shadow", Where.HOST, references=("PyPI sglang-radeon-rdna3",), weight=10)
-def no_import_shadow(case: Case) -> Iterator[Verdict]:
-    """No folder named like a package (sglang, torch, ...) in the folder that the service starts from: it would be
-    imported instead."""
-    shadows = texts(case.fact("host", "cwd_shadows"))
-    if shadows:
-        yield warn(
-            f"folders in {case.facts.home} would shadow packages",
-            shadows,
-            "start the service from a fixed, empty working directory",
-        )
-    else:
-        yield ok("nothing shadows the packages")
-    path = case.variable("PYTHONPATH")
-    if path:
-        yield warn("PYTHONPATH is set", [path], "unset it for the service")

@@ -3,6 +3,7 @@ or hang."""
 
 from __future__ import annotations
 
+import errno
 import glob
 import os
 import re
@@ -151,6 +152,7 @@ def smi_facts(timeout_s: float) -> dict[str, Any]:
     questions = {
         "gpus": ["--query-gpu=" + FIELDS, "--format=csv,noheader,nounits"],
         "capability": ["--query-gpu=index,compute_cap", "--format=csv,noheader,nounits"],
+        "modes": ["--query-gpu=index,compute_mode,mig.mode.current", "--format=csv,noheader,nounits"],
         "processes": ["--query-compute-apps=pid,gpu_uuid,used_memory,process_name", "--format=csv,noheader,nounits"],
         "head": ["-q", "-d", "COMPUTE"],
         "topology": ["topo", "-m"],
@@ -172,6 +174,10 @@ def smi_facts(timeout_s: float) -> dict[str, Any]:
     capabilities = (
         {row[0]: row[1] for row in rows(capability["out"]) if len(row) > 1} if capability["status"] == "ok" else {}
     )
+    modes = {row[0]: row[1:] for row in rows(answers.get("modes", {}).get("out", "")) if len(row) == 3}
+    gpus = parse_gpus(main["out"], capabilities) if main["status"] == "ok" else []
+    for gpu in gpus:
+        gpu["compute_mode"], gpu["mig"] = modes.get(str(gpu["index"]), [None, None])
     processes = []
     for row in rows(answers.get("processes", {}).get("out", "")):
         if len(row) >= 4 and row[0].isdigit():
@@ -181,7 +187,7 @@ def smi_facts(timeout_s: float) -> dict[str, Any]:
         "status": main["status"],
         "error": "" if main["status"] == "ok" else (main["out"] + main["err"]).strip()[:1000],
         "path": program,
-        "gpus": parse_gpus(main["out"], capabilities) if main["status"] == "ok" else [],
+        "gpus": gpus,
         "processes": processes,
         "cuda": cuda.group(1) if cuda else None,
         "topology": (answers.get("topology", {}).get("out") or "")[:8000],
@@ -205,18 +211,36 @@ def fabric() -> dict[str, Any]:
 def device_nodes() -> list[dict[str, Any]]:
     """The /dev/nvidia* nodes and whether this account may use them."""
     nodes = sorted(glob.glob("/dev/nvidia*") + glob.glob("/dev/dxg") + glob.glob("/dev/nvidia-caps/*"))
-    return [{"path": path, "usable": os.access(path, os.R_OK | os.W_OK)} for path in nodes if not os.path.isdir(path)]
+    return [{"path": path, "usable": usable(path)} for path in nodes if not os.path.isdir(path)]
+
+
+def usable(path: str) -> bool:
+    """Permission bits allow it and, for the nodes that wake no GPU, so does the container's device list."""
+    if not os.access(path, os.R_OK | os.W_OK):
+        return False
+    if os.path.basename(path) not in ("nvidiactl", "nvidia-uvm"):
+        return True
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
+    except OSError as error:
+        return error.errno not in (errno.EPERM, errno.EACCES)
+    return True
 
 
 def gpu_facts(timeout_s: float) -> dict[str, Any]:
     """Driver, libraries, devices, GPUs, processes and topology."""
+    smi = smi_facts(timeout_s)
+    driver = module_version()
+    if driver["version"] is None and os.path.exists("/dev/dxg") and smi["gpus"]:
+        # WSL: the kernel module is Windows' own.
+        driver = {"version": smi["gpus"][0]["driver_version"], "source": "nvidia-smi, under WSL", "open": None}
     return {
-        "driver": dict(module_version(), installed=installed_module()),
+        "driver": dict(driver, installed=installed_module()),
         "user_libraries": user_libraries(),
         "pci": pci_devices(),
         "devices": device_nodes(),
         "fabric": fabric(),
-        "smi": smi_facts(timeout_s),
+        "smi": smi,
         "xid": xid_lines(),
     }
 

@@ -10,7 +10,7 @@ import struct
 from typing import Any
 
 from dflash_deploy.facts.remote.elf import Elf, NotElf, gnu_hash, open_elf
-from dflash_deploy.facts.remote.tools import read_bytes, read_text
+from dflash_deploy.facts.remote.tools import list_dir, read_bytes, read_text
 
 DEFAULT_DIRS = (
     "/lib/x86_64-linux-gnu",
@@ -22,9 +22,9 @@ DEFAULT_DIRS = (
     "/lib",
     "/usr/lib",
 )
-TORCH_SYMBOL = re.compile(rb"_ZT?[ISVT]?N[rVKRO]*(3c10|2at|5torch|6caffe2)|aoti_torch_|torch_")
+TORCH_SYMBOL = re.compile(rb"_ZT?[ISVT]?N[rVKRO]*(3c10|4c10d|2at|5torch|6caffe2)|aoti_torch_|torch_|THP")
 """Names in torch's namespaces: functions with any qualifier, type information and vtables, and its C functions."""
-LIBRARY_PREFIXES = ("nccl", "cudnn", "cublas")
+LIBRARY_PREFIXES = ("nccl", "cudnn", "cublas", "cusparse", "cusolver", "cufft", "nvJitLink", "__nvJitLink", "nvrtc")
 """Symbols of these C libraries are looked up in the copy that the process would load."""
 OTHER = tuple(prefix.encode() for prefix in LIBRARY_PREFIXES)
 
@@ -75,6 +75,20 @@ class Linker:
         if path not in self.real:
             self.real[path] = os.path.realpath(path)
         return self.real[path]
+
+    def shadowed(self) -> list[dict[str, str]]:
+        """NVIDIA libraries of the environment that ``LD_LIBRARY_PATH`` puts another copy before."""
+        found = []
+        for ours in self.nvidia_dirs:
+            for name in list_dir(ours, 200):
+                if ".so." not in name:
+                    continue
+                for folder in self.search:
+                    path = os.path.join(folder, name)
+                    if os.path.exists(path) and os.path.realpath(path) != os.path.realpath(os.path.join(ours, name)):
+                        found.append({"soname": name, "by": path, "ours": os.path.join(ours, name)})
+                        break
+        return found[:50]
 
     def open(self, path: str) -> Elf | None:
         """The library, once per real path; None when it is not readable as ELF."""

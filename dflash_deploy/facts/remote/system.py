@@ -180,6 +180,15 @@ def limits() -> dict[str, Any]:
     return found
 
 
+def pids_max() -> int | None:
+    """Threads and processes that our control group may have; None: no limit."""
+    for path in ("/sys/fs/cgroup/pids.max", "/sys/fs/cgroup/pids/pids.max"):
+        text = read_line(path)
+        if text and text.isdigit():
+            return int(text)
+    return None
+
+
 def disk(path: str) -> dict[str, Any] | None:
     """Free space where ``path`` is or would be made."""
     place = path
@@ -198,6 +207,7 @@ def disk(path: str) -> dict[str, Any] | None:
         "free_mib": mib(stat.f_bavail * stat.f_frsize),
         "total_mib": mib(stat.f_blocks * stat.f_frsize),
         "inodes_free": stat.f_favail,
+        "inodes_total": stat.f_files,
         "read_only": bool(stat.f_flag & os.ST_RDONLY),
         "noexec": bool(stat.f_flag & getattr(os, "ST_NOEXEC", 8)),
         "writable": os.access(place or "/", os.W_OK),
@@ -241,6 +251,7 @@ def system_facts(paths: list[str]) -> dict[str, Any]:
         "init": init_system(user, uid),
         "privileges": privileges(uid),
         "limits": limits(),
+        "pids_max": pids_max(),
         "shm": disk("/dev/shm") if os.path.isdir("/dev/shm") else None,
         "disk": wanted,
         "cpu_flags": cpu_flags(),

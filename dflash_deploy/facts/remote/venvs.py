@@ -185,6 +185,7 @@ def scan(sites: list[str], markers: list[str]) -> dict[str, Any]:
     needs: dict[str, tuple[tuple[int, ...], str, str, str]] = {}
     libraries = 0
     gpu_seconds = GPU_SECONDS
+    shadowed = linker.shadowed()
     for site in sites:
         for path in native_files(site, deadline, state):
             relative = os.path.relpath(path, site)
@@ -196,7 +197,9 @@ def scan(sites: list[str], markers: list[str]) -> dict[str, Any]:
                 note_versions(elf.version_needs(), relative, needs)
                 needed = elf.needed
                 uses_torch = any(name.startswith(("libtorch", "libc10")) for name in needed)
-                if not important and not uses_torch:
+                # Another copy of what these need may come first: see Linker.shadowed.
+                nvidia = bool(shadowed) and relative.startswith("nvidia/")
+                if not important and not uses_torch and not nvidia:
                     continue
                 module = {
                     "path": relative,
@@ -210,7 +213,7 @@ def scan(sites: list[str], markers: list[str]) -> dict[str, Any]:
                     ],
                     "important": important,
                 }
-                if uses_torch or "libnccl.so.2" in needed:
+                if uses_torch or nvidia or "libnccl.so.2" in needed:
                     module.update(linker.missing_symbols(path))
                 if relative.split(os.sep)[0] in GPU_CODE:
                     started = time.monotonic()
@@ -232,6 +235,7 @@ def scan(sites: list[str], markers: list[str]) -> dict[str, Any]:
             {"library": item[1], "version": item[2], "path": item[3]} for item in sorted(needs.values(), reverse=True)
         ],
         "modules": modules,
+        "shadowed": shadowed,
         "bad": bad[:50],
         "bad_count": len(bad),
         "markers": found if linker.torch_libraries() else {},
