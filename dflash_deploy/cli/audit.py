@@ -73,10 +73,7 @@ class Questions:
         models = [path for path in (*self.paths(target), *self.models) if path]
         host = connect(target, accept_new=self.accept_new, connect_timeout_s=self.connect_timeout_s, on_notice=talk)
         try:
-            wanted = [
-                place.replace("~", host.home, 1) if place.startswith("~/") else place for place in [*venvs, *models]
-            ]
-            return gather(host, venvs=wanted[: len(venvs)], models=wanted[len(venvs) :], ports=self.ports)
+            return gather(host, venvs=venvs, models=models, ports=self.ports)
         finally:
             host.close()
 
@@ -95,9 +92,14 @@ class Questions:
 
         given = target.options.get("server_args") if target is not None else None
         args = self.args or ([str(word) for word in given] if isinstance(given, list) else [])
-        model, draft = self.paths(target)
+        model, draft = (at_home(path, facts) for path in self.paths(target))
         case = build_case(facts, stack=self.stack, model=model, draft=draft, args=args, ports=self.ports)
         return case, audit(case)
+
+
+def at_home(path: str, facts: Facts) -> str:
+    """The path as the probe answers it: ``~/`` is the account's home on the host."""
+    return f"{facts.home}/{path[2:]}" if path.startswith("~/") and facts.home else path
 
 
 def talk(text: str) -> None:

@@ -39,6 +39,7 @@ def gather(
     Args:
         host: anything with ``name`` and ``run`` (a :class:`~dflash_deploy.host.base.Host`).
         venvs: virtual environments to look into; those found in the usual places come with them when ``discover``.
+            ``~/`` at the start of this and the other paths is the account's home on the host.
         models: model and draft folders to check.
         paths: folders whose free space is wanted.
         ports: TCP ports whose holder is wanted.

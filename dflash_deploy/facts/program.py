@@ -92,7 +92,12 @@ def fallback_lines(paths: Sequence[str], mark: str) -> list[str]:
 def bootstrap(venvs: Sequence[str], paths: Sequence[str], mark: str, *, use_python: bool = True) -> tuple[str, ...]:
     """``sh -c`` with one line (a csh login shell cannot take more): the first Python >= 3.8 runs stdin, else the
     fallback answers."""
-    own = " ".join(shlex.quote(f"{venv}/bin/python") for venv in venvs)
+    own = " ".join(
+        '"$HOME"/' + shlex.quote(f"{venv[2:]}/bin/python")
+        if venv.startswith("~/")
+        else shlex.quote(f"{venv}/bin/python")
+        for venv in venvs
+    )
     check = '"$p" -I -S -c "import sys; sys.exit(sys.version_info < (3, 8))" </dev/null >/dev/null 2>&1'
     search = f'for p in {CANDIDATES} {own}; do if {check}; then exec "$p" -I -S -; fi; done'
     lines = ([search] if use_python else []) + fallback_lines(paths, mark)

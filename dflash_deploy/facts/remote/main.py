@@ -22,17 +22,22 @@ SCHEMA = 1
 def sections(params: dict[str, Any]) -> dict[str, Callable[[], Any]]:
     """Name -> function that reads the section."""
     home = home_folder()[0]
+
+    def given(name: str) -> list[str]:
+        """Paths of the parameters; ``~/`` is this account's home."""
+        return [os.path.join(home, path[2:]) if path.startswith("~/") else path for path in params.get(name, [])]
+
     smi_timeout = float(params.get("smi_timeout_s", 5))
     return {
-        "host": lambda: system_facts(list(params.get("paths", []))),
+        "host": lambda: system_facts(given("paths")),
         "env": clean_environment,
         "gpu": lambda: gpu_facts(smi_timeout),
         "iommu": iommu_facts,
         "python": lambda: python_facts(home),
         "ports": lambda: port_facts([int(port) for port in params.get("ports", [])]),
-        "models": lambda: [model_facts(path) for path in params.get("models", [])],
+        "models": lambda: [model_facts(path) for path in given("models")],
         "venvs": lambda: venv_facts(
-            home, list(params.get("venvs", [])), bool(params.get("discover", True)), list(params.get("markers", []))
+            home, given("venvs"), bool(params.get("discover", True)), list(params.get("markers", []))
         ),
     }
 
