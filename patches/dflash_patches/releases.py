@@ -48,10 +48,13 @@ def _no(reason: str) -> Support:
 
 
 NO_DFLASH = "the release has no DFLASH"
-FIRST_WORKER = "its DFLASH worker is of the first generation, without overlap: a tree there would be another worker"
+FIRST_WORKER = (
+    "its DFLASH worker is of the first generation, which allocates slots per step and has no overlap: a tree would need "
+    "another worker; 0.5.16 has the same torch and is supported"
+)
 EARLY_WORKER = (
-    "its DFLASH worker is the second generation's first form: other draft state, no width hook for the drafter, no "
-    "compact draft cache to share; 0.5.16 is the next release that is supported"
+    "its DFLASH worker, the first of the second generation, has no hooks at the end of captured graphs and other names in "
+    "its draft state; 0.5.16 has the same torch and is supported"
 )
 CUDA_TILE = "on CUDA it does not install from published wheels alone (cuda-tile==1.6.0rc5)"
 RELEASES: Mapping[str, Support] = MappingProxyType(

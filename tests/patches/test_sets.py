@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 from dflash_patches import registry
-from dflash_patches.registry import Tested
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
@@ -79,7 +78,7 @@ def test_table_of_releases_agrees_with_the_sets() -> None:
     for version, support in registry.RELEASES.items():
         fits = {s.name for s in SETS if s.supports(version)}
         assert set(support.sets) == fits, version
-        assert (support.generation is None) == (not fits) == (support.tested is Tested.NONE), version
+        assert (support.generation is None) == (not fits) == (support.tested is registry.Tested.NONE), version
         assert support.generation is not None or support.reason, version
     assert {v for s in SETS for v in s.tested} <= set(registry.RELEASES)
 
