@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from dflash_deploy.facts import Facts
     from dflash_deploy.host import Host
     from dflash_deploy.launch import ServiceState
+    from dflash_deploy.model import Blob
     from dflash_deploy.patching.judge import TreeState
+    from dflash_deploy.plan.models import ModelState
     from dflash_deploy.plan.provision import VenvState
     from dflash_deploy.releases.model import Look, Release, VenvLook
     from dflash_deploy.settings import Settings
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 
 DEFAULT_ROOT = "~/.local/share/dflash-deploy"
 DEFAULT_SERVICE = "dflash-sglang"
+HUB = "hub:"
+"""Before a name of the hub, where a folder of this side would stand."""
 OWN_FOLDERS = ("sglang", ".dflash-deploy", "dflash_kernels")
 """Entries of site-packages that a patched environment does not share with the one it was made from."""
 
@@ -44,7 +48,7 @@ class Deployment:
     facts: Facts
     settings: Settings
     uploads: Mapping[str, str]
-    """Path on the host → folder on this side, for models that exist here only."""
+    """Path on the host → folder on this side, or :data:`HUB` and a name, for models that are not there yet."""
     look: Look
     """What lay on the host when it was last looked at."""
     inputs: str = ""
@@ -132,17 +136,37 @@ class Deployment:
         """Which models still have to travel."""
         from dflash_deploy.assets import templates_dir
         from dflash_deploy.execute import local_tree
-        from dflash_deploy.plan.provision import ModelState, plan_models
+        from dflash_deploy.plan.provision import plan_models
 
         settings = self.settings
         pair = templates_dir() / "tiny-pair"
         differs = settings.tiny_pair and self.look.trees.get(pair_folder(settings)) != local_tree(pair)
         states = {
-            path: ModelState(on_host=self.look.models.get(path, False), local=self.uploads.get(path, ""))
+            path: self._model_state(path)
             for path in (settings.model, settings.draft_model)
             if path and not settings.tiny_pair
         }
         return plan_models(settings, states, str(pair), pair_differs=differs)
+
+    def _model_state(self, path: str) -> ModelState:
+        from dflash_deploy.errors import UsageError
+        from dflash_deploy.plan.models import ModelState, hub_parts
+        from dflash_deploy.wheelhouse.cache import cached
+
+        source = self.uploads.get(path, "")
+        if self.look.models.get(path, False) or not source:
+            return ModelState(on_host=self.look.models.get(path, False))
+        if not source.startswith(HUB):
+            talk(f"  reading {source} ...")
+            return ModelState(local=source, blobs=blobs_of(Path(source)), present=cached(self.host, f"{path}.blobs"))
+        name = source.removeprefix(HUB)
+        if self.house is not None:
+            raise UsageError(
+                f"{name} is a name of the hub, and this host is provisioned without a network",
+                hint=f"hf download {name} --local-dir DIR where there is one, then name DIR: it is uploaded",
+            )
+        repo, revision = hub_parts(name) or (name, "")
+        return ModelState(repo=repo, revision=revision)
 
     def tree_state(self, path: str) -> TreeState:
         """Where SGLang's tree in an environment stands against the stack's patch sets."""
@@ -443,6 +467,7 @@ def connected(name: str, options: Mapping[str, Any]) -> Iterator[tuple[Host, dic
 
 def _place_models(settings: Settings, seen: Look, named: list[str]) -> tuple[Settings, dict[str, str]]:
     """Where each named model is: on the host as given, else here, to be uploaded below the root."""
+    from dflash_deploy.plan.models import fetched_path, hub_parts
     from dflash_deploy.plan.provision import uploaded_path
 
     if settings.tiny_pair:
@@ -456,10 +481,35 @@ def _place_models(settings: Settings, seen: Look, named: list[str]) -> tuple[Set
         if name and (here / "config.json").is_file():
             there = uploaded_path(settings, str(here.resolve()))
             uploads[there] = str(here.resolve())
+        elif parts := hub_parts(name):
+            there = fetched_path(settings.root, *parts)
+            uploads[there] = HUB + name
         return there
 
     model, draft = (place(*pair) for pair in zip((settings.model, settings.draft_model), named, strict=True))
     return replace(settings, model=model, draft_model=draft), uploads
+
+
+def blobs_of(folder: Path) -> tuple[Blob, ...]:
+    """The files of a model's folder on this side, with their digests.
+
+    Raises:
+        UsageError: one cannot be read.
+    """
+    from dflash_deploy.errors import UsageError
+    from dflash_deploy.model import Blob
+    from dflash_deploy.wheelhouse.house import file_sha256
+
+    hidden = (".git", ".cache", "__pycache__")
+    found = []
+    try:
+        for path in sorted(folder.rglob("*")):
+            name = path.relative_to(folder)
+            if path.is_file() and not set(name.parts) & set(hidden):
+                found.append(Blob(str(path), name.as_posix(), file_sha256(path), path.stat().st_size))
+    except OSError as error:
+        raise UsageError(f"the model in {folder} cannot be read", evidence=str(error)) from None
+    return tuple(found)
 
 
 def expand(path: str, home: str) -> str:

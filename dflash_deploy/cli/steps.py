@@ -207,8 +207,15 @@ def audit_of(here: Deployment, stack: Stack) -> Report:
 
 def provision_steps(here: Deployment, recap: Recap) -> None:
     """The venv and the models."""
-    recap.run(here, here.provision_plan)
-    recap.run(here, here.models_plan)
+    from dflash_deploy.cli.proof import audit_installed, audit_models
+
+    installed = recap.run(here, here.provision_plan)
+    brought = recap.run(here, here.models_plan)
+    if installed or brought:
+        with recap.step("verify") as note:
+            here.refresh()
+            told = [audit_installed(here)] if installed else []
+            note.detail = "; ".join([*told, *([audit_models(here)] if brought else [])])
 
 
 def patch_steps(here: Deployment, recap: Recap) -> None:

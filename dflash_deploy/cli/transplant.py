@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dflash_deploy.cli.deployment import Deployment, deployment, talk
-from dflash_deploy.errors import CommandFailed, Incompatible, UsageError
-from dflash_deploy.model import Plan, Status, Where
+from dflash_deploy.errors import Incompatible, UsageError
+from dflash_deploy.model import Plan, Status
 
 if TYPE_CHECKING:
     from dflash_deploy.cli.steps import Recap
@@ -23,6 +23,7 @@ def transplant_step(here: Deployment, name: str, options: Mapping[str, Any], rec
         Incompatible: it may not travel; every reason at once.
         CommandFailed: what arrived is not what was sent, or does not stand the audit.
     """
+    from dflash_deploy.cli.proof import audit_installed
     from dflash_deploy.execute import execute
     from dflash_deploy.plan.provision import finish_steps
     from dflash_deploy.transplant import look, refuse, transplant
@@ -31,17 +32,20 @@ def transplant_step(here: Deployment, name: str, options: Mapping[str, Any], rec
     if planned.empty:
         return
     asked = {"inventory": options.get("inventory"), "accept_new": options.get("accept_new"),
-             "stack": here.settings.stack.name}  # fmt: skip
-    with recap.step("copy") as note, deployment(name, asked, serving=False) as there:
+             "stack": here.settings.stack.name, "algorithm": "NONE",
+             # Of a model nothing is wanted there.
+             "model": here.settings.model if not here.settings.tiny_pair else None}  # fmt: skip
+    with recap.step("copy") as note, deployment(name, asked) as there:
         if there.host.name == here.host.name:
             raise UsageError(f"{name} is the host itself", hint="name another host with --from")
-        path = there.settings.venv
-        if not there.provision_plan().empty:
+        path = there.source()
+        python = posixpath.join(path, "bin", "python")
+        if not there.complete(path):
             raise UsageError(
                 f"{name} has no finished {here.settings.stack.name} in {path}",
                 hint=f"dflash-deploy provision {name}, then this again; or provision without --from",
             )
-        old = look(there.host, there.settings.python)
+        old = look(there.host, python)
         against = _problems(there, here.facts, path)
         make = _make_venv(here, old.python[:2])
         if make is None:
@@ -58,7 +62,8 @@ def transplant_step(here: Deployment, name: str, options: Mapping[str, Any], rec
         refuse(old, new, ())
         moved = transplant(there.host, old, here.host, new, here.settings.python, lambda line: talk(f"  {line}"))
         execute(Plan("copy", tuple(finish_steps(here.settings))), here.host, journal=here.journal, on_progress=tell)
-        report = _audited(here)
+        report = audit_installed(here)
+        here.refresh()
         note.status = Status.CHANGED
         note.detail = (
             f"{moved.sent_bytes >> 20} MiB from {name}, {moved.files} files as their packages have them, "
@@ -97,25 +102,3 @@ def _make_venv(here: Deployment, python: Sequence[int]) -> Plan | None:
         steps.append(Remove(settings.venv, title=f"remove {settings.venv}, which is of another Python"))
     steps.append(Run(alone(settings, command), title=f"make the venv {settings.venv}", env=env, timeout_s=600))
     return Plan("copy", tuple(steps))
-
-
-def _audited(here: Deployment) -> str:
-    """The rules on the environment as it now is.
-
-    Raises:
-        CommandFailed: one does not hold.
-    """
-    from dflash_deploy.audit.report import audit
-    from dflash_deploy.audit.request import build_case
-    from dflash_deploy.facts import gather
-
-    facts = gather(here.host, venvs=[here.settings.venv], discover=False)
-    report = audit(build_case(facts, env=here.settings.environment()))
-    broken = [finding for finding in report.failures if finding.where == Where.VENV]
-    if broken:
-        raise CommandFailed(
-            f"the copied environment on {here.host.name} does not stand the audit",
-            evidence=[f"{finding.rule}: {finding.message}" for finding in broken],
-            hint=f"dflash-deploy audit {here.host.name} --venv {here.settings.venv}",
-        )
-    return report.coverage_line

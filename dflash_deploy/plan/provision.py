@@ -17,6 +17,7 @@ from dflash_deploy.audit.stacks import Stack
 from dflash_deploy.errors import Incompatible, UsageError
 from dflash_deploy.facts import Facts, PythonInterpreter
 from dflash_deploy.model import CopyTree, Plan, Remove, Run, Step, WriteFile
+from dflash_deploy.plan.models import ModelState, fetch_steps, upload_steps
 from dflash_deploy.releases.model import VenvLook
 from dflash_deploy.settings import Settings
 from dflash_deploy.wheelhouse.house import House
@@ -52,15 +53,6 @@ class VenvState:
         """From what the host was seen to hold."""
         packages = {str(canonicalize_name(name)): version for name, version in found.packages.items()}
         return cls(found.exists, found.python, packages, str(found.stamp.get("pins") or ""))
-
-
-@dataclass(frozen=True)
-class ModelState:
-    """Where a model's folder was found."""
-
-    on_host: bool = False
-    local: str = ""
-    """A folder of that name on this side, to be uploaded."""
 
 
 def pins_digest(stack: Stack) -> str:
@@ -190,16 +182,19 @@ def plan_models(settings: Settings, states: Mapping[str, ModelState], pair_folde
         if not path or state.on_host:
             continue
         if state.local:
-            steps.append(CopyTree(state.local, path, title=f"upload {state.local}"))
+            steps += upload_steps(path, state.blobs, state.present, state.local)
+        elif state.repo:
+            steps += fetch_steps(settings, path, state)
         else:
             problems.append(f"{path}: no such folder on {settings.host} nor here")
     if problems:
         raise UsageError(
             "a model is missing",
             evidence=problems,
-            hint="give the path of a folder with config.json, on the host or on this machine",
+            hint="give the path of a folder with config.json, on the host or on this machine, or a name of the hub "
+            "(org/model)",
         )
-    return Plan("models", tuple(steps), "models exist here only" if steps else "the models are there")
+    return Plan("models", tuple(steps), "models have to be brought" if steps else "the models are there")
 
 
 def uploaded_path(settings: Settings, local: str) -> str:

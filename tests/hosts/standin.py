@@ -141,7 +141,7 @@ def make_wheels(folder: Path, version: str = VERSION) -> Path:
     wheel(folder, "torch", {"torch/__init__.py": f"__version__ = {version!r}\n", "torch/ballast.txt": ballast})
     wheel(folder, "transformers", {"transformers/__init__.py": ""}, ("idna>=3",))
     files = {"sglang/__init__.py": f"__version__ = {version!r}\n", "sglang/srt/__init__.py": ""}
-    files |= {"sglang/srt/server_args.py": "", "sglang/launch_server.py": SERVER}
+    files |= {"sglang/srt/server_args.py": ARGUMENTS, "sglang/launch_server.py": SERVER}
     wheel(folder, "sglang", files, ("torch", "a-package-that-no-index-has"))
     return folder
 

@@ -12,8 +12,9 @@ from packaging.utils import canonicalize_name
 from dflash_deploy.audit.stacks import get_stack
 from dflash_deploy.errors import Incompatible, UsageError
 from dflash_deploy.facts import Facts, Gpu, PythonInterpreter
-from dflash_deploy.model import CopyTree, Remove, Run, WriteFile
-from dflash_deploy.plan.provision import ModelState, VenvState, pins_digest, plan_models, plan_provision, unmet
+from dflash_deploy.model import Blob, CopyTree, Remove, Run, Upload, WriteFile
+from dflash_deploy.plan.models import ModelState
+from dflash_deploy.plan.provision import VenvState, pins_digest, plan_models, plan_provision, unmet
 from dflash_deploy.settings import Settings, effective
 
 CPU = get_stack("sglang-0.5.16-cpu")
@@ -115,8 +116,20 @@ def test_models(facts: Facts, settings: Settings) -> None:
     assert plan_models(settings, {}, "/pair", pair_differs=False).empty
     own = effective("h", facts, options={"model": "/m", "draft_model": "/d"})
     assert plan_models(own, {"/m": ModelState(True), "/d": ModelState(True)}, "", pair_differs=True).empty
-    steps = plan_models(own, {"/m": ModelState(True), "/d": ModelState(local="here/d")}, "", pair_differs=True).steps
-    assert steps == (CopyTree("here/d", "/d", title="upload here/d"),)
+    blobs = (Blob("here/d/a", "a", "11", 5), Blob("here/d/sub/b", "sub/b", "22", 7))
+    state = ModelState(local="here/d", blobs=blobs, present={"11": 5, "22": 3})
+    steps = plan_models(own, {"/m": ModelState(True), "/d": state}, "", pair_differs=True).steps
+    # What an earlier attempt brought whole does not travel again.
+    assert isinstance(steps[0], Upload) and steps[0].blobs == blobs[1:] and steps[0].folder == "/d.blobs"
+    assert [s.path for s in steps if isinstance(s, WriteFile)] == [
+        "/d.part/.dflash-deploy-model.json",
+        "/d.part/.SHA256SUMS",
+    ]
+    hub = ModelState(repo="org/m", revision="main")
+    (fetch,) = plan_models(own, {"/m": hub, "/d": ModelState(True)}, "", pair_differs=True).steps
+    assert (
+        isinstance(fetch, Run) and fetch.argv[-4:-1] == ("org/m", "main", "/m") and fetch.env["HF_HUB_OFFLINE"] == "0"
+    )
     with pytest.raises(UsageError) as caught:
         plan_models(own, {}, "", pair_differs=True)
     assert len(caught.value.evidence) == 2
