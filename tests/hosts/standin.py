@@ -110,6 +110,16 @@ Server((option("--host", "127.0.0.1"), PORT), Handler).serve_forever()
 """  # noqa: E501
 
 
+FLAGS = ("model-path", "host", "log-level-http", "speculative-algorithm", "speculative-draft-model-path",
+         "speculative-draft-attention-backend", "dist-init-addr")  # fmt: skip
+NUMBERS = ("port", "context-length", "tp-size", "nnodes", "node-rank")
+ARGUMENTS = "def add_cli_args(parser):\n" + "".join(
+    f"    parser.add_argument('--{name}', type={kind})\n"
+    for kind, names in (("str", FLAGS), ("int", NUMBERS))
+    for name in names
+)
+
+
 def wheel(
     folder: Path, name: str, files: dict[str, str], requires: tuple[str, ...] = (), version: str = VERSION
 ) -> Path:
