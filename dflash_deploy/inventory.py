@@ -27,6 +27,11 @@ A name is looked up in this order: ``local``; ``hosts.toml`` (``--inventory``, e
 
     [groups]                                     # names that stand for several hosts, or for other groups
     farm = ["ct200", "ct201"]
+
+    [clusters.big]                               # hosts that serve one model together; the first answers
+    hosts = ["ct200", "ct201"]
+    dist_init_addr = "10.0.0.200:20000"          # default: the first host's address, port 20000
+    server_args = ["--tp-size", "16"]            # and any other key of a host, for all of them
 """
 
 from __future__ import annotations
@@ -71,8 +76,13 @@ _OPTION_KEYS: dict[str, tuple[type, ...]] = {
     "python": (str,),
     "index_url": (str,),
     "wheelhouse": (str,),
+    "nnodes": (int,),
+    "node_rank": (int,),
+    "dist_init_addr": (str,),
 }
-_RESERVED = ("defaults", "groups", "local")
+_RESERVED = ("defaults", "groups", "clusters", "local")
+MEETING_PORT = 20000
+"""Where hosts that serve a model together meet, unless it is said."""
 _ADDRESS = re.compile(r"(?:(?P<user>[^@\s]+)@)?(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^@:\s/]+)(?::(?P<port>\d{1,5}))?\Z")
 MAX_HOPS = 8
 
@@ -132,7 +142,7 @@ def load_inventory(path: str | Path | None = None) -> Inventory:
         raise UsageError(f"{found} cannot be read", evidence=str(error)) from error
     groups = _groups(str(found), data)
     for name, table in data.items():
-        if name == "groups":
+        if name in ("groups", "clusters"):
             continue
         if name == "local":
             raise UsageError(f"{found}: 'local' is this machine and takes no table", hint="choose another name")
@@ -144,7 +154,42 @@ def load_inventory(path: str | Path | None = None) -> Inventory:
         _check_keys(str(found), name, table)
     defaults = data.get("defaults", {})
     hosts = {n: {**defaults, **t} for n, t in data.items() if n not in _RESERVED}
-    return Inventory(str(found), hosts, groups)
+    clusters = _clusters(str(found), data, hosts)
+    for shared in clusters.values():
+        for name, options in shared.items():
+            hosts[name] = {**hosts[name], **options, **data[name]}
+    return Inventory(str(found), hosts, {**groups, **{name: tuple(shared) for name, shared in clusters.items()}})
+
+
+def _clusters(
+    file: str, data: Mapping[str, Any], hosts: Mapping[str, Mapping[str, Any]]
+) -> dict[str, dict[str, dict[str, Any]]]:
+    """Cluster → its hosts in order → what being in it means for each."""
+    raw = data.get("clusters", {})
+    if not isinstance(raw, dict):
+        raise UsageError(f"{file}: [clusters] holds a table per cluster", hint='[clusters.big]\nhosts = ["a", "b"]')
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    taken: dict[str, str] = {}
+    for cluster, table in raw.items():
+        if cluster in hosts or cluster in data.get("groups", {}) or cluster in _RESERVED:
+            raise UsageError(f"{file}: '{cluster}' is a cluster and something else", hint="rename one of them")
+        members = table.get("hosts") if isinstance(table, dict) else None
+        if not isinstance(members, list) or len(members) < 2 or len(set(members)) != len(members):
+            raise UsageError(f"{file}: [clusters.{cluster}] hosts must be a list of two or more different hosts")
+        options = {key: value for key, value in table.items() if key != "hosts"}
+        _check_keys(file, f"clusters.{cluster}", options)
+        for name in members:
+            if name not in hosts:
+                raise UsageError(f"{file}: [clusters.{cluster}] names '{name}', which is no host of this file")
+            if taken.setdefault(name, cluster) != cluster:
+                raise UsageError(f"{file}: '{name}' is in two clusters", evidence=f"{taken[name]}, {cluster}")
+        first = _ADDRESS.match(str(hosts[members[0]].get("address", members[0])))
+        meeting = f"{first['host'] if first else members[0]}:{MEETING_PORT}"
+        found[cluster] = {
+            name: {"dist_init_addr": meeting, **options, "nnodes": len(members), "node_rank": rank}
+            for rank, name in enumerate(members)
+        }
+    return found
 
 
 def _groups(file: str, data: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:

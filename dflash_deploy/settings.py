@@ -72,6 +72,12 @@ class Settings:
     """Id of the release whose files are meant; ``""``: the layout before there were releases."""
     managed: bool = True
     """The environment is one that is made below ``venvs/``, not one that the user named."""
+    nnodes: int = 1
+    """Hosts that serve the model together."""
+    node_rank: int = 0
+    """This one's place among them, from 0; the first one answers requests."""
+    dist_init_addr: str = ""
+    """Where the first of them is met: ``address:port``."""
     origin: Mapping[str, str] = field(default_factory=dict)
     """Where each value came from: ``command line``, ``hosts.toml``, ``stack NAME``, ``facts`` or ``default``."""
 
@@ -155,6 +161,9 @@ class Settings:
             argv += ["--context-length", str(TINY_CONTEXT)]
         if self.algorithm == Algorithm.DDTREE:
             argv += ["--speculative-ddtree-budget", str(self.budget)]
+        if self.nnodes > 1:
+            argv += ["--nnodes", str(self.nnodes), "--node-rank", str(self.node_rank)]
+            argv += ["--dist-init-addr", self.dist_init_addr]
         return (*argv, *self.server_args)
 
     def secret_args(self) -> dict[str, str]:
@@ -194,6 +203,9 @@ class Settings:
             "threads": self.threads,
             "release": self.release,
             "managed": self.managed,
+            "nnodes": self.nnodes,
+            "node_rank": self.node_rank,
+            "dist_init_addr": self.dist_init_addr,
             "origin": dict(self.origin),
         }
 
@@ -225,6 +237,9 @@ class Settings:
                 threads=int(raw.get("threads", 0)),
                 release=str(raw.get("release", "")),
                 managed=bool(raw.get("managed", True)),
+                nnodes=int(raw.get("nnodes", 1)),
+                node_rank=int(raw.get("node_rank", 0)),
+                dist_init_addr=str(raw.get("dist_init_addr", "")),
                 origin={str(k): f"release {raw.get('release', '')}" for k in raw},
             )
         except (KeyError, TypeError, ValueError) as error:
@@ -274,7 +289,14 @@ def effective(
     mode = str(pick("mode", "auto", "facts"))
     server_args = _words(pick("server_args", ()))
     env = {str(key): str(value) for key, value in dict(pick("env", {})).items()}
+    nnodes, rank, meeting = pick("nnodes", 1), pick("node_rank", 0), str(pick("dist_init_addr", ""))
     problems = []
+    if not isinstance(nnodes, int) or not isinstance(rank, int) or not 0 <= rank < nnodes:
+        problems.append(f"node_rank {rank!r} of nnodes {nnodes!r}: from 0 to one less")
+    elif nnodes > 1 and not re.fullmatch(r"(\[[0-9A-Fa-f:]+\]|[^\s:/]+):\d{1,5}", meeting):
+        problems.append(f"dist_init_addr {meeting!r}: address:port of the first host, as the others reach it")
+    elif nnodes > 1 and algorithm == Algorithm.DDTREE:
+        problems.append("DDTREE runs on one host: several serve with --algorithm DFLASH or NONE")
     if serving and model is None and not tiny:
         problems.append("no model: this host has a GPU, so name one with --model (and --draft-model)")
     if algorithm not in set(Algorithm):
@@ -321,6 +343,9 @@ def effective(
         # More threads than cores that are free make the interpreter slower, not faster.
         threads=min(8, facts.cpu_count or 2) if stack.device == "cpu" else 0,
         managed=origin["venv"] == "default",
+        nnodes=nnodes,
+        node_rank=rank,
+        dist_init_addr=meeting,
         origin=origin,
     )
 

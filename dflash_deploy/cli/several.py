@@ -9,13 +9,18 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import fields
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
 
 from dflash_deploy.cli.options import Place
+from dflash_deploy.errors import UsageError
+
+if TYPE_CHECKING:
+    from dflash_deploy.inventory import Target
 
 HostsArgument = Annotated[
     list[str],
@@ -58,7 +63,10 @@ def several(command: Callable[..., None], *, rolling: bool = False) -> Callable[
         if hosts != ["local"]:
             from dflash_deploy.inventory import resolve_all
 
-            names = [target.name for target in resolve_all(hosts, inventory=inventory)]
+            targets = resolve_all(hosts, inventory=inventory)
+            names = [target.name for target in targets]
+            if rolling:
+                together(targets, 1 if one_by_one else parallel)
         if len(names) == 1:
             command(host=names[0], **given)
             return
@@ -74,6 +82,28 @@ def several(command: Callable[..., None], *, rolling: bool = False) -> Callable[
     called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     called.__annotations__ = {each.name: each.annotation for each in parameters}
     return called
+
+
+def together(targets: Sequence[Target], parallel: int) -> None:
+    """Hosts of a cluster wait for each other when they start: all of them are started at once, or none.
+
+    Raises:
+        UsageError: some of a cluster are not named, or not so many are started at a time.
+    """
+    sizes = Counter(str(target.options.get("dist_init_addr")) for target in targets if "nnodes" in target.options)
+    for target in targets:
+        size = int(target.options.get("nnodes", 1))
+        if size > 1 and sizes[str(target.options.get("dist_init_addr"))] != size:
+            raise UsageError(
+                f"{target.name} serves a model together with other hosts, which are not all named",
+                evidence=f"{size} hosts meet at {target.options.get('dist_init_addr')}",
+                hint="name the cluster of hosts.toml instead",
+            )
+        if size > parallel:
+            raise UsageError(
+                f"the {size} hosts of {target.name}'s cluster wait for each other",
+                hint=f"start them at once: --parallel {size} or more, without --rolling",
+            )
 
 
 def words_of(name: str, kind: Any, value: Any) -> list[str]:

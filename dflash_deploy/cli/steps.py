@@ -341,9 +341,11 @@ def prove_steps(here: Deployment, recap: Recap, *, keep: int) -> HealthReport:
         launch_steps(here, recap)
         with recap.step("health") as note:
             report = health_step(here)
-            note.detail = f"serving at {here.settings.url}"
+            rank = here.settings.node_rank
+            note.detail = f"serving at {here.settings.url}" if not rank else f"ready as rank {rank}"
             recap.data["health"] = report.as_dict()
-            recap.data["streamed"] = stream_step(here)
+            if not rank:
+                recap.data["streamed"] = stream_step(here)
     except (Unhealthy, CommandFailed) as error:
         raise give_back(here, recap, before if served else None, error) from None
     promote_step(here, recap, keep=keep)
@@ -476,6 +478,9 @@ def health_step(here: Deployment) -> HealthReport:
         if not is_serving(here, port):
             wait_until_ready(here, lambda: is_serving(here, port))
     level = Level.SPEC if settings.speculative else Level.GENERATE
+    if settings.node_rank:
+        # It says that its part of the model is ready; requests go to the first host.
+        level = Level.LIVE
     report = check(
         here.host,
         settings,

@@ -167,3 +167,58 @@ def test_groups_that_cannot_be(tmp_path: Path, text: str, what: str) -> None:
     (tmp_path / "hosts.toml").write_text(text)
     with pytest.raises(UsageError, match=what):
         load_inventory(tmp_path / "hosts.toml")
+
+
+CLUSTER = """
+[defaults]
+server_args = ["--a"]
+[x]
+address = "u@10.0.0.7:2222"
+port = 1
+[y]
+address = "10.0.0.8"
+[clusters.big]
+hosts = ["x", "y"]
+port = 30005
+server_args = ["--tp-size", "2"]
+"""
+
+
+def test_a_cluster_ranks_its_hosts_and_shares_its_options(tmp_path: Path) -> None:
+    path = tmp_path / "hosts.toml"
+    path.write_text(CLUSTER)
+    first, second = resolve_all(["big"], inventory=path)
+    assert (first.name, second.name) == ("x", "y")
+    assert first.options["node_rank"] == 0 and second.options["node_rank"] == 1 and second.options["nnodes"] == 2
+    assert first.options["dist_init_addr"] == second.options["dist_init_addr"] == "10.0.0.7:20000"
+    # A host's own word is the last one.
+    assert (first.options["port"], second.options["port"]) == (1, 30005)
+    assert first.options["server_args"] == ["--tp-size", "2"]
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ('[a]\n[clusters.c]\nhosts = ["a"]\n', "two or more"),
+        ('[a]\n[b]\n[clusters.c]\nhosts = ["a", "z"]\n', "no host of this file"),
+        ('[a]\n[b]\n[clusters.a]\nhosts = ["a", "b"]\n', "something else"),
+        ('[a]\n[b]\n[clusters.c]\nhosts = ["a", "b"]\nnonsense = 1\n', "unknown key"),
+        ('[a]\n[b]\n[d]\n[clusters.c]\nhosts = ["a", "b"]\n[clusters.e]\nhosts = ["b", "d"]\n', "in two clusters"),
+    ],
+)
+def test_clusters_that_cannot_be(tmp_path: Path, text: str, what: str) -> None:
+    (tmp_path / "hosts.toml").write_text(text)
+    with pytest.raises(UsageError, match=what):
+        load_inventory(tmp_path / "hosts.toml")
+
+
+def test_hosts_of_a_cluster_start_together_or_not_at_all(tmp_path: Path) -> None:
+    from dflash_deploy.cli.several import together
+
+    path = tmp_path / "hosts.toml"
+    path.write_text(CLUSTER)
+    both = resolve_all(["big"], inventory=path)
+    together(both, 2)
+    for targets, parallel in ((both, 1), (both[:1], 4)):
+        with pytest.raises(UsageError):
+            together(targets, parallel)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from dflash_deploy.assets import templates_dir
+from dflash_deploy.errors import UsageError
 from dflash_deploy.facts import Facts
 from dflash_deploy.plan.launch import (
     Present,
@@ -131,3 +132,16 @@ def test_systemd_accepts_the_unit(facts: Facts, mode: Mode, tmp_path: Path) -> N
 def test_quoting() -> None:
     assert exec_line(["a", "b c", 'd"e', "50%", "$X", ""]) == 'a "b c" "d\\"e" 50%% $$X ""'
     assert env_quoted('a"b$c`d\\e') == '"a\\"b\\$c\\`d\\\\e"'
+
+
+def test_hosts_that_serve_together_are_told_so(facts: Facts) -> None:
+    options = {"model": "/m", "algorithm": "DFLASH", "draft_model": "/d", "nnodes": 2, "node_rank": 1}
+    meeting = {"dist_init_addr": "10.0.0.7:20000"}
+    settings = effective("h", facts, options=options, entry=meeting)
+    words = " ".join(settings.server_argv())
+    assert "--nnodes 2 --node-rank 1 --dist-init-addr 10.0.0.7:20000" in words
+    assert Settings.of_record("h", settings.as_dict()).server_argv() == settings.server_argv()
+    assert "--nnodes" not in effective("h", facts, options={"model": "/m", "algorithm": "NONE"}).server_argv()
+    for wrong in ({"node_rank": 2}, {"dist_init_addr": "nowhere"}, {"algorithm": "DDTREE"}):
+        with pytest.raises(UsageError):
+            effective("h", facts, options={**options, **wrong}, entry=meeting)
