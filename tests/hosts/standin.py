@@ -12,9 +12,11 @@ import hashlib
 import os
 import sys
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from dflash_deploy.audit import stacks
+from tests.facts.elf_writer import write_elf
 
 VERSION = "0.0.9"
 REAL = ("jinja2==3.1.6", "tomli==2.2.1", "idna==3.10")
@@ -121,22 +123,22 @@ ARGUMENTS = "def add_cli_args(parser):\n" + "".join(
 
 
 def wheel(
-    folder: Path, name: str, files: dict[str, str], requires: tuple[str, ...] = (), version: str = VERSION
+    folder: Path, name: str, files: Mapping[str, str | bytes], requires: tuple[str, ...] = (), version: str = VERSION
 ) -> Path:
     """Write a pure wheel; the same input gives the same bytes."""
     folder.mkdir(parents=True, exist_ok=True)
     info = f"{name.replace('-', '_')}-{version}.dist-info"
     metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
     metadata += "".join(f"Requires-Dist: {line}\n" for line in requires)
-    content = {
+    content: dict[str, str | bytes] = {
         **files,
         f"{info}/METADATA": metadata,
         f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: standin\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
     record = ""
     for path, text in content.items():
-        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
-        record += f"{path},sha256={digest},{len(text.encode())}\n"
+        digest = base64.urlsafe_b64encode(hashlib.sha256(as_bytes(text)).digest()).rstrip(b"=").decode()
+        record += f"{path},sha256={digest},{len(as_bytes(text))}\n"
     content[f"{info}/RECORD"] = record + f"{info}/RECORD,,\n"
     target = folder / f"{name.replace('-', '_')}-{version}-py3-none-any.whl"
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -145,12 +147,24 @@ def wheel(
     return target
 
 
+def torch_libraries() -> dict[str, str | bytes]:
+    """What the audit looks for in a torch that is whole."""
+    names = ("libc10.so", "libtorch.so", "libtorch_cpu.so", "libtorch_python.so")
+    return {f"torch/lib/{name}": write_elf(soname=name) for name in names}
+
+
+def as_bytes(content: str | bytes) -> bytes:
+    return content if isinstance(content, bytes) else content.encode()
+
+
 def make_wheels(folder: Path, version: str = VERSION) -> Path:
     """The stand-ins for torch, transformers and SGLang, as a folder for pip's find-links."""
     ballast = "".join(hashlib.sha256(str(i).encode()).hexdigest() + "\n" for i in range(20_000))
-    wheel(folder, "torch", {"torch/__init__.py": f"__version__ = {version!r}\n", "torch/ballast.txt": ballast})
+    about = f"__version__ = {version!r}\ncuda = None\n"
+    wheel(folder, "torch", {"torch/__init__.py": about, "torch/version.py": about, **torch_libraries(),
+                            "torch/ballast.txt": ballast})  # fmt: skip
     wheel(folder, "transformers", {"transformers/__init__.py": ""}, ("idna>=3",))
-    files = {"sglang/__init__.py": f"__version__ = {version!r}\n", "sglang/srt/__init__.py": ""}
+    files: dict[str, str | bytes] = {"sglang/__init__.py": f"__version__ = {version!r}\n", "sglang/srt/__init__.py": ""}
     files |= {"sglang/srt/server_args.py": ARGUMENTS, "sglang/launch_server.py": SERVER}
     wheel(folder, "sglang", files, ("torch", "a-package-that-no-index-has"))
     return folder

@@ -20,6 +20,7 @@ from dflash_deploy.audit.stacks import Stack
 from dflash_deploy.patching.anchors import First
 from dflash_deploy.patching.edits import InsertStatements
 from dflash_deploy.patching.patch import Patch, PatchSet
+from tests.hosts.standin import as_bytes, torch_libraries
 
 VERSION = "0.0.1"
 SERVER = '''
@@ -102,8 +103,12 @@ time.sleep(float(value.get("stand_in_slow", 0)))
 print("The server is fired up and ready to roll!", flush=True)
 ThreadingHTTPServer((value.get("host", "127.0.0.1"), int(value["port"])), Handler).serve_forever()
 '''
-WHEELS = {
-    ("torch", VERSION): {"torch/__init__.py": f"__version__ = '{VERSION}'\n"},
+WHEELS: dict[tuple[str, str], dict[str, str | bytes]] = {
+    ("torch", VERSION): {
+        "torch/__init__.py": f"__version__ = '{VERSION}'\n",
+        "torch/version.py": f"__version__ = '{VERSION}'\ncuda = None\n",
+        **torch_libraries(),
+    },
     ("transformers", VERSION): {"transformers/__init__.py": ""},
     ("big", "1.0"): {"big/__init__.py": "VERSION = '1.0'\n", "big/data.bin": "x" * (1 << 20)},
     ("big", "2.0"): {"big/__init__.py": "VERSION = '2.0'\n", "big/data.bin": "y" * (1 << 20)},
@@ -128,8 +133,8 @@ def make_wheels(folder: Path) -> Path:
             f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         }
         record = "".join(
-            f"{path},sha256={base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b'=').decode()},"
-            f"{len(text.encode())}\n"
+            f"{path},sha256={base64.urlsafe_b64encode(hashlib.sha256(as_bytes(text)).digest()).rstrip(b'=').decode()},"
+            f"{len(as_bytes(text))}\n"
             for path, text in files.items()
         )
         files[f"{info}/RECORD"] = record + f"{info}/RECORD,,\n"
