@@ -12,7 +12,7 @@ import shlex
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -48,14 +48,25 @@ class Journal:
 
     host: Host
     path: str
+    held: list[bytes] = field(default_factory=list)
+
+    def hold(self, event: str, **data: Any) -> None:
+        """Note a line that is written with the next one: how a step ended goes with the beginning of the next."""
+        entry = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "event": event, **data}
+        self.held.append(json.dumps(entry).encode() + b"\n")
 
     def add(self, event: str, **data: Any) -> None:
-        """Append one line. A journal that cannot be written (a full disk) stops nothing."""
-        entry = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "event": event, **data}
+        """Append a line, and those that were held."""
+        self.hold(event, **data)
+        self.flush()
+
+    def flush(self) -> None:
+        """Write what is held. A journal that cannot be written (a full disk) stops nothing."""
+        if not self.held:
+            return
         script = 'mkdir -p "$(dirname "$1")" && cat >> "$1"'
-        self.host.run(
-            ["/bin/sh", "-c", script, "sh", self.path], input=json.dumps(entry).encode() + b"\n", timeout_s=30
-        )
+        self.host.run(["/bin/sh", "-c", script, "sh", self.path], input=b"".join(self.held), timeout_s=30)
+        self.held.clear()
 
 
 def title_of(step: Step) -> str:
@@ -96,9 +107,11 @@ def execute(
                     journal.add("failed", plan=plan.name, step=number, error=error.as_dict())
             raise
         if journal is not None:
-            journal.add(str(outcome.status), plan=plan.name, step=number, seconds=round(outcome.seconds, 3))
+            journal.hold(str(outcome.status), plan=plan.name, step=number, seconds=round(outcome.seconds, 3))
         outcomes.append(outcome)
         tell(outcome=outcome)
+    if journal is not None:
+        journal.flush()
     return outcomes
 
 
@@ -192,8 +205,9 @@ def lock(
 ) -> Iterator[None]:
     """Hold the deployment's lock: ``<root>/lock``, a folder that only one can put there.
 
-    A lock is stale when its owner ran on this machine and is gone, or when it is older than :data:`STALE_AFTER_S`; a
-    stale lock is taken over and said so. Any other needs ``break_lock``.
+    A lock is stale when its owner ran on this machine and is gone, or when it is of another machine and older than
+    :data:`STALE_AFTER_S` by the host's own clock; a stale lock is taken over and said so. Any other needs
+    ``break_lock``.
 
     Raises:
         Locked: another run holds it; the evidence says who, since when, for what.
@@ -215,7 +229,7 @@ def lock(
         seen = host.read(posixpath.join(folder, "owner.json"))
         holder = _parsed(seen)
         if holder is None:
-            if not host.run(["test", "-w", root], timeout_s=30).ok:
+            if result.err.strip() or not host.run(["test", "-w", root], timeout_s=30).ok:
                 raise CommandFailed(
                     f"{root} on {host.name} cannot be written",
                     evidence=result.err.strip().splitlines()[-2:],
@@ -223,13 +237,14 @@ def lock(
                 )
             # Released between the two looks.
             continue
-        why = _stale(holder)
+        age = _age_there(host, folder)
+        why = _stale(holder, age)
         if not why and not break_lock:
             raise Locked(
                 f"another run holds the lock of {host.name}",
                 evidence=[
                     f"{holder.get('user', '?')} on {holder.get('host', '?')} (process {holder.get('pid', '?')}): "
-                    f"{holder.get('what', '?')}, for {_age(holder):.0f} s"
+                    f"{holder.get('what', '?')}, for {age:.0f} s"
                 ],
                 hint="wait for it, or --break-lock when that run is surely gone",
             )
@@ -252,12 +267,14 @@ def lock(
 
 def holder(host: Host, root: str) -> Mapping[str, Any] | None:
     """Who holds the lock, with ``stale`` (a reason or ``""``); None when nobody does."""
-    return described(_parsed(host.read(posixpath.join(root, "lock", "owner.json"))))
+    folder = posixpath.join(root, "lock")
+    found = _parsed(host.read(posixpath.join(folder, "owner.json")))
+    return None if found is None else described(found, _age_there(host, folder))
 
 
-def described(found: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """A lock's owner with ``stale``: a reason, or ``""``."""
-    return None if found is None else {**found, "stale": _stale(found)}
+def described(found: Mapping[str, Any], age: float) -> Mapping[str, Any]:
+    """A lock's owner with its age in seconds, and ``stale``: a reason, or ``""``."""
+    return {**found, "age": age, "stale": _stale(found, age)}
 
 
 def release_lock(host: Host, root: str) -> None:
@@ -270,8 +287,8 @@ def _remove_stale(host: Host, folder: str, seen: bytes | None) -> None:
     """Remove the lock if it still is the one that was judged. Those that take over go one by one, or the second would
     remove the first one's new lock."""
     script = (
-        'find "$1.taking" -maxdepth 0 -mmin +1 -exec rmdir {} + 2>/dev/null; mkdir "$1.taking" || exit 0; '
-        'present=$(cat "$1/owner.json" 2>/dev/null); [ "$present" = "$(cat)" ] && rm -rf "$1"; rmdir "$1.taking"'
+        'exec 9>"$1.flock" && if command -v flock >/dev/null 2>&1; then flock -w 10 9 || exit 0; fi; '
+        'present=$(cat "$1/owner.json" 2>/dev/null); [ "$present" = "$(cat)" ] && rm -rf "$1"'
     )
     host.run(["/bin/sh", "-c", script, "sh", folder], input=seen or b"\n", timeout_s=30)
 
@@ -286,21 +303,23 @@ def _parsed(data: bytes | None) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else {}
 
 
-def _stale(holder: Mapping[str, Any]) -> str:
+def _stale(holder: Mapping[str, Any], age: float) -> str:
     if not holder:
         return "its owner cannot be read"
-    if _age(holder) > STALE_AFTER_S:
-        return f"older than {STALE_AFTER_S / 3600:.0f} h"
     if holder.get("host") == socket.gethostname():
         if holder.get("boot") != _boot_id():
             return "this machine was rebooted since"
         if _start_time(int(holder.get("pid", 0))) != holder.get("start"):
             return f"process {holder.get('pid')} is gone"
-    return ""
+        return ""
+    return f"older than {STALE_AFTER_S / 3600:.0f} h" if age > STALE_AFTER_S else ""
 
 
-def _age(holder: Mapping[str, Any]) -> float:
-    return time.time() - float(holder.get("since", 0))
+def _age_there(host: Host, folder: str) -> float:
+    """Seconds since the lock was taken, by the host's own clock: that of its owner may go wrong, and so may ours."""
+    script = 'echo $(( $(date +%s) - $(stat -c %Y "$1/owner.json") ))'
+    result = host.run(["/bin/sh", "-c", script, "sh", folder], timeout_s=30)
+    return float(result.out) if result.ok and result.out.strip().lstrip("-").isdigit() else 0.0
 
 
 def _boot_id() -> str:

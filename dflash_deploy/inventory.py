@@ -23,7 +23,8 @@ A name is looked up in this order: ``local``; ``hosts.toml`` (``--inventory``, e
     draft_model = "z-lab/Qwen3-8B-DFlash-b16"
     port = 30000                                 # of the served model, not of sshd
     server_args = ["--mem-fraction-static", "0.8"]
-    env_file = "ct200.env"                       # beside hosts.toml; kept off command lines
+    env_file = "ct200.env"                       # beside hosts.toml, mode 0600; kept off command lines
+    env_from = ["HF_TOKEN"]                      # variables that are taken from the environment of the command
 
     [groups]                                     # names that stand for several hosts, or for other groups
     farm = ["ct200", "ct201"]
@@ -73,6 +74,7 @@ _OPTION_KEYS: dict[str, tuple[type, ...]] = {
     "server_args": (list,),
     "env": (dict,),
     "env_file": (str,),
+    "env_from": (list,),
     "python": (str,),
     "index_url": (str,),
     "wheelhouse": (str,),

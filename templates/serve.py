@@ -141,13 +141,15 @@ class Log:
         self.held = b""
         self.file = None
         self.lost, self.error = 0, ""
-        os.makedirs(os.path.dirname(path), exist_ok=True)
+        self.size = 0
+        # A log that cannot be written is no reason not to serve.
         try:
-            if os.path.getsize(path):
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            if os.path.exists(path) and os.path.getsize(path):
                 self.rotate()
-        except OSError:
-            pass
-        self.open()
+            self.open()
+        except OSError as error:
+            self.error = str(error)
 
     def rotate(self):
         if self.file is not None:

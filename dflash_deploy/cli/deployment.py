@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import posixpath
 import sys
 import time
@@ -324,6 +325,7 @@ def deployment(
     from dflash_deploy.settings import effective
     from dflash_deploy.wheelhouse.house import read_house
 
+    given = {key: value for key, value in options.items() if key != "env"}
     with contextlib.ExitStack() as held:
         folder = options.get("wheelhouse") or table_of(name, options).get("wheelhouse")
         house = read_house(str(folder)) if folder else None
@@ -341,7 +343,7 @@ def deployment(
             ports=[port] if isinstance(port, int) else [],
             discover=False,
         )
-        settings = effective(host.name, facts, options=options, entry=entry, serving=serving)
+        settings = effective(host.name, facts, options=given, entry=entry, serving=serving)
         if not settings.tiny_pair:
             settings = replace(
                 settings,
@@ -403,7 +405,7 @@ def deployed(
             raise UsageError(f"there is no release {release} on {name}", evidence=f"there are: {known}")
         if seen.releases and (chosen is None or (failed and not release and seen.releases[-1].failed)):
             chosen = seen.releases[-1]
-        given = {key: value for key, value in options.items() if key not in ("root", "inventory", "accept_new")}
+        given = {key: value for key, value in options.items() if key not in ("root", "inventory", "accept_new", "env")}
         given = {key: value for key, value in given.items() if value is not None}
         if chosen is not None and chosen.settings:
             from dflash_deploy.settings import Settings
@@ -413,7 +415,7 @@ def deployed(
                 # Another service than the releases': nothing is recorded of it.
                 chosen = None
         if chosen is None or not chosen.settings:
-            settings = effective(host.name, facts, options=options, entry=entry, serving=False)
+            settings = effective(host.name, facts, options={**given, "root": root}, entry=entry, serving=False)
         elif given:
             settings = _overridden(host, facts, settings, given)
         yield Deployment(host, facts, settings, {}, seen)
@@ -456,8 +458,9 @@ def connected(name: str, options: Mapping[str, Any]) -> Iterator[tuple[Host, dic
 
     target = resolve(name, inventory=options.get("inventory"))
     entry = dict(target.options)
-    if "env_file" in entry:
-        entry["env"] = {**env_of_file(str(entry["env_file"])), **dict(entry.get("env", {}))}
+    named = [*(entry.get("env_from") or ()), *(options.get("env") or ())]
+    known = env_of_file(str(entry["env_file"])) if "env_file" in entry else {}
+    entry["env"] = {**known, **dict(entry.get("env", {})), **env_of_names([str(each) for each in named])}
     host = connect(target, accept_new=bool(options.get("accept_new")) or target.accept_new, on_notice=talk)
     try:
         yield host, entry
@@ -518,16 +521,37 @@ def expand(path: str, home: str) -> str:
     return posixpath.normpath(posixpath.join(home, path))
 
 
+def env_of_names(names: list[str]) -> dict[str, str]:
+    """Variables of this process's environment.
+
+    Raises:
+        UsageError: one is not set, or was given with its value, which everyone can read on a command line.
+    """
+    from dflash_deploy.errors import UsageError
+
+    if given := [name.partition("=")[0] for name in names if "=" in name]:
+        raise UsageError(
+            f"--env takes the name of a variable, not its value: {', '.join(given)}",
+            hint=f"export {given[0]}=..., then --env {given[0]}; or env_file in hosts.toml",
+        )
+    if unset := [name for name in names if name not in os.environ]:
+        raise UsageError(f"not set in the environment: {', '.join(unset)}", hint=f"export {unset[0]}=...")
+    return {name: os.environ[name] for name in names}
+
+
 def env_of_file(path: str) -> dict[str, str]:
     """``NAME=value`` lines of a file on this side.
 
     Raises:
-        UsageError: it cannot be read.
+        UsageError: it cannot be read, or others may read it.
     """
     from dflash_deploy.errors import UsageError
 
     try:
-        lines = Path(path).expanduser().read_text("utf-8").splitlines()
+        place = Path(path).expanduser()
+        if place.stat().st_mode & 0o077:
+            raise UsageError(f"others may read the env_file {path}, which holds secrets", hint=f"chmod 600 {path}")
+        lines = place.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"the env_file {path} cannot be read", evidence=str(error)) from None
     pairs = [

@@ -66,6 +66,12 @@ class Wanted(Place):
     algorithm: Annotated[str | None, typer.Option("--algorithm", help="DDTREE, DFLASH or NONE. Default: DDTREE.")] = (
         None
     )
+    env: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--env", metavar="NAME", help="A variable of this environment that the server gets, repeatable: HF_TOKEN."
+        ),
+    ] = None
     server_arg: Annotated[
         list[str] | None,
         typer.Option("--server-arg", help="An argument for the server, repeatable; wins over the stack's."),

@@ -56,7 +56,7 @@ def patch_plan(here: Deployment, provision: Plan) -> Plan:
     part = f"{final}.part"
     inside = [_moved(step, source, part) for step in changes.steps]
     steps = (
-        clone_step(source, part, final, OWN_FOLDERS),
+        clone_step(settings, source, part, final, OWN_FOLDERS),
         *inside,
         *venv_steps(settings, part, final, patches, here.inputs),
     )

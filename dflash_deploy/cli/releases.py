@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from enum import StrEnum
 from typing import Annotated
 
@@ -114,11 +113,10 @@ def lock(
     elif found is None:
         print(f"nobody holds the lock of {host}")
     else:
-        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(found.get("since", 0))))
         stale = f"; stale: {found['stale']}" if found["stale"] else ""
         print(
             f"{'released' if released else 'held'}: {found.get('user', '?')} on {found.get('host', '?')} "
-            f"(process {found.get('pid', '?')}) since {since}: {found.get('what', '?')}{stale}"
+            f"(process {found.get('pid', '?')}) for {found['age']:.0f} s: {found.get('what', '?')}{stale}"
         )
     if found is not None and not released and not found["stale"]:
         raise typer.Exit(8)

@@ -63,7 +63,7 @@ def status(
 
     with deployed(host, place.given()) as here:
         state = here.seen_service()
-        lock = described(here.look.lock)
+        lock = described(here.look.lock, here.look.lock_age) if here.look.lock is not None else None
     if as_json:
         emit_json(
             {

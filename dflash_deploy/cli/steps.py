@@ -273,7 +273,7 @@ def _derive(here: Deployment) -> str:
         return f"{name} is the same"
     part = f"{final}.part"
     execute(
-        Plan("patch", (clone_step(source, part, final, OWN_FOLDERS),)),
+        Plan("patch", (clone_step(settings, source, part, final, OWN_FOLDERS),)),
         here.host,
         journal=here.journal,
         on_progress=tell,

@@ -199,12 +199,14 @@ def restart_steps(mode: Mode, facts: Facts, name: str, title: str) -> list[Step]
 
 def install_unit(mode: Mode, facts: Facts, staged: str, unit: str) -> list[Step]:
     """Put a unit of ours where systemd looks for it."""
-    words: tuple[str, ...] = ("install", "-D", "-m", "0644")
+    # By rename: a unit that is half there would be none after a reboot.
+    script = 'install -D -m 0644 "$1" "$2.new" && mv -f "$2.new" "$2"'
+    words: tuple[str, ...] = ("/bin/sh", "-c", script, "sh", staged, unit)
     if mode == Mode.SYSTEM:
         # Writing to /etc may take sudo.
-        words = (*sudo(facts), *words, "-o", "root", "-g", "root")
+        words = (*sudo(facts), *words)
     return [
-        Run((*words, staged, unit), title=f"install {unit}", timeout_s=60),
+        Run(words, title=f"install {unit}", timeout_s=60),
         Run(systemctl(mode, facts, "daemon-reload"), title="reload systemd", timeout_s=120),
     ]
 

@@ -14,6 +14,7 @@ from dflash_deploy.facts import Facts
 from dflash_deploy.model import Plan, Remove, Run, Step, WriteFile
 from dflash_deploy.patching.manifest import Manifest
 from dflash_deploy.plan.launch import GRACE_S, ServiceFiles, install_unit, restart_steps, systemctl, unit_path
+from dflash_deploy.plan.provision import alone
 from dflash_deploy.releases.model import ADOPTED, Look, Release, folder_of
 from dflash_deploy.settings import Mode, Settings
 
@@ -69,7 +70,7 @@ def known_venv(settings: Settings, look: Look, inputs: str) -> str:
     return ""
 
 
-def clone_step(base: str, part: str, final: str, own: Sequence[str]) -> Run:
+def clone_step(settings: Settings, base: str, part: str, final: str, own: Sequence[str]) -> Run:
     """Make ``part``, which will be renamed to ``final``, from ``base``; ``own`` are entries of site-packages that it
     gets to itself."""
     escaped = re.sub(r"([\\.*^$\[\]|])", r"\\\1", base)
@@ -77,7 +78,7 @@ def clone_step(base: str, part: str, final: str, own: Sequence[str]) -> Run:
     # Not where the path goes on: another environment's name may begin with this one's.
     script = f"s|{escaped}\\([^-A-Za-z0-9_.]\\)|{target}\\1|g; s|{escaped}$|{target}|g"
     return Run(
-        ("/bin/sh", "-c", CLONE, "sh", base, part, final, script, *own),
+        alone(settings, ("/bin/sh", "-c", CLONE, "sh", base, part, final, script, *own)),
         title=f"make {posixpath.basename(final)} from {posixpath.basename(base)}",
         timeout_s=CLONE_TIMEOUT_S,
     )
@@ -100,7 +101,10 @@ def venv_steps(settings: Settings, part: str, final: str, patches: str, inputs: 
     stamp = posixpath.join(part, posixpath.basename(settings.stamp))
     return [
         WriteFile(stamp, stamp_bytes(settings, patches, [inputs]), title="note that the venv is complete"),
-        Run(("/bin/sh", "-c", script, "sh", part, final), title=f"put {posixpath.basename(final)} in place"),
+        Run(
+            alone(settings, ("/bin/sh", "-c", script, "sh", part, final)),
+            title=f"put {posixpath.basename(final)} in place",
+        ),
     ]
 
 

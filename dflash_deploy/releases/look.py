@@ -82,6 +82,7 @@ def parsed(root: str, raw: Mapping[str, Any]) -> Look:
         releases=tuple(releases),
         venvs=venvs,
         lock=raw["lock"],
+        lock_age=float(raw["lock_age"]),
         services=raw["services"],
         files=raw["files"],
         trees=raw["trees"],

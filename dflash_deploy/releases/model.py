@@ -115,6 +115,8 @@ class Look:
     venvs: Mapping[str, VenvLook]
     """By path: those below ``venvs/``, stamp only, and those that were asked for."""
     lock: Mapping[str, Any] | None
+    lock_age: float
+    """Seconds since the lock was taken, by the host's clock."""
     services: Mapping[str, Mapping[str, Any]]
     """By name: the runner's ``record``, systemd's properties under ``system`` and ``user``."""
     files: Mapping[str, str]

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import subprocess
+import time
 
 NAMES = "ActiveState,SubState,UnitFileState,MainPID,NRestarts,Result,ExecMainStatus"
 
@@ -34,6 +35,13 @@ def loaded(path):
 def digest(path):
     data = read(path)
     return "" if data is None else hashlib.sha256(data).hexdigest()
+
+
+def age(path):
+    try:
+        return time.time() - os.stat(path).st_mtime
+    except OSError:
+        return 0.0
 
 
 def tree(folder):
@@ -184,6 +192,7 @@ def look(request):
         "venvs": venvs,
         "whole": {path: venv_of(path, package, True) for path in whole},
         "lock": loaded(os.path.join(root, "lock", "owner.json")),
+        "lock_age": age(os.path.join(root, "lock", "owner.json")),
         "services": {name: service_of(root, name) for name in services},
         "files": {path: digest(path) for path in request["files"]},
         "trees": {path: tree(path) for path in request["trees"]},

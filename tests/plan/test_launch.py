@@ -90,7 +90,7 @@ def test_a_unit_that_is_there_is_not_written_again(facts: Facts) -> None:
 def test_an_ordinary_user_goes_through_sudo_only_for_system_units(facts: Facts) -> None:
     settings, files = deployed(facts, Mode.SYSTEM)
     steps = [step.describe() for step in plan_launch(settings, facts, files, Present({})).steps]
-    assert any("sudo -n install" in step for step in steps) and b"User=me\n" in files.unit
+    assert any("sudo -n /bin/sh -c 'install" in step for step in steps) and b"User=me\n" in files.unit
     root = replace(facts, uid=0, user="root")
     settings, files = deployed(root, Mode.SYSTEM)
     steps = [step.describe() for step in plan_launch(settings, root, files, Present({})).steps]

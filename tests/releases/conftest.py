@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import BootHost
+from tests.hosts.container import TestHost
 from tests.releases import standin
 
 TOP = Path(__file__).resolve().parents[2]
@@ -67,6 +69,24 @@ class Deployed:
 @pytest.fixture(scope="session")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return standin.make_wheels(tmp_path_factory.mktemp("wheels"))
+
+
+@pytest.fixture(scope="session")
+def box(test_host: BootHost) -> TestHost:
+    """A container whose pip knows the stand-in's wheels alone, with a small disk of its own at ``/srv/d``."""
+    machine = test_host("releases")
+    standin.make_wheels(machine.state / "srv" / "wheels")
+    script = """
+        set -e
+        mkdir -p /srv/d ~tester/.config/pip
+        mountpoint -q /srv/d || mount -t tmpfs -o size=400m tmpfs /srv/d
+        chown tester: /srv/d
+        printf '[global]\nno-index = true\nfind-links = /srv/wheels\n' > ~tester/.config/pip/pip.conf
+        chown -R tester: ~tester
+    """
+    done = machine.exec("sh", "-c", script)
+    assert done.returncode == 0, done.stderr
+    return machine
 
 
 @pytest.fixture(scope="module")
