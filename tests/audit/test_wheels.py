@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import shutil
 import subprocess
 from functools import cache
@@ -143,44 +142,3 @@ def test_demangler_agrees_with_binutils() -> None:
 )
 def test_demangler_never_fails(text: str) -> None:
     assert demangle(text)
-
-
-@pytest.mark.wheels
-def test_a_real_wheel(tmp_path: Path) -> None:
-    """Downloads one published kernel package and compares its imports with the stored list."""
-    import sys
-    import zipfile
-
-    from dflash_deploy.facts.remote.elf import open_elf
-    from dflash_deploy.facts.remote.fatbin import architectures
-
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "-q",
-        "--no-deps",
-        "--only-binary",
-        ":all:",
-        "--python-version",
-        "3.12",
-    ]
-    for platform in ("manylinux2014_x86_64", "manylinux_2_28_x86_64"):
-        command += ["--platform", platform]
-    done = subprocess.run(
-        [*command, "-d", str(tmp_path), "sglang-kernel==0.4.2"], capture_output=True, text=True, timeout=540
-    )
-    if done.returncode:
-        pytest.skip(f"no package index: {done.stderr[-200:]}")
-    wheel = next(tmp_path.glob("*.whl"))
-    name = "sgl_kernel/sm100/common_ops.abi3.so"
-    with zipfile.ZipFile(wheel) as archive:
-        path = archive.extract(name, tmp_path)
-    os.unlink(wheel)  # noqa: PTH108
-    elf = open_elf(path)
-    stored = tables()["kernels"]["0.4.2"]["modules"][name]
-    assert elf.needed == stored["needed"]
-    undefined = {symbol.decode() for symbol, weak in elf.undefined() if not weak}
-    assert set(stored["undefined"]) <= undefined
-    assert architectures(elf, 20) == stored["gpu"]
