@@ -311,8 +311,9 @@ def _emit(
         reports[name].as_dict()
         if name in reports
         else {
-            "host": name, "level": level, "ok": False, "failed": "connection", "exit_code": errors[name].exit_code,
-            "error": errors[name].as_dict(),
+            "host": name, "level": level, "ok": False,
+            "failed": "start" if errors[name].exit_code == 9 else "connection",
+            "exit_code": errors[name].exit_code, "error": errors[name].as_dict(),
         }
         for name in names
     ]  # fmt: skip

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import posixpath
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib import resources
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dflash_deploy.cli.deployment import Deployment, talk
 from dflash_deploy.model import Finding, Severity
@@ -27,34 +29,49 @@ def flags_of(here: Deployment) -> Flags | None:
         return None
 
 
-def weights_of(here: Deployment) -> dict[str, int]:
-    """MiB of weight files by folder. Nothing for the tiny pair, which fits anywhere."""
+MODEL_RULES = ("model-folder-readable", "shards-complete", "tokenizer-present", "draft-fits-target")
+
+
+def models_of(here: Deployment) -> Sequence[Mapping[str, Any]]:
+    """What the probe says of the model folders that are to be served."""
     from dflash_deploy.facts import gather
-    from dflash_deploy.facts.parse import rows, section
+    from dflash_deploy.facts.parse import rows
 
     settings = here.settings
-    paths = [p for p in (settings.model, settings.draft_model) if p.startswith("/")]
-    if settings.tiny_pair or not paths:
-        return {}
-    raw = gather(here.host, models=paths, discover=False).raw
-    found = {}
-    for item in rows(raw.get("models")):
-        found[str(item.get("path"))] = int(section(item, "weights").get("total_bytes") or 0) >> 20
-    return found
+    paths = [settings.model, settings.draft_model if settings.speculative else ""]
+    paths = [path for path in paths if path.startswith("/")]
+    seen = rows(here.facts.raw.get("models"))
+    if not set(paths) <= {str(item.get("path")) for item in seen}:
+        seen = rows(gather(here.host, models=paths, discover=False).raw.get("models"))
+    return [item for item in seen if item.get("path") in paths]
 
 
 def lint_findings(here: Deployment) -> list[Finding]:
-    """What the release would not accept; empty when nothing is installed yet. That the stack's own arguments are
-    deprecated is known and left out."""
+    """What the release would not accept, or serve wrongly without a word; empty when nothing is installed yet. That
+    the stack's own arguments are deprecated is known and left out."""
+    from dflash_deploy.audit.request import build_case
+    from dflash_deploy.audit.rules import RULES
+    from dflash_deploy.facts.parse import section
     from dflash_deploy.plan.flags import lint
 
     flags = flags_of(here)
     if flags is None:
         return []
-    argv = here.settings.server_argv()[3:]
-    found = lint(argv, flags, here.facts, weights_of(here))
-    own = [word for word in here.settings.stack.server_args if word.startswith("--")]
-    return [f for f in found if f.severity is Severity.FAIL or f.message.split()[0] not in own]
+    settings = here.settings
+    argv = settings.server_argv()[3:]
+    models = [] if settings.tiny_pair else models_of(here)
+    weights = {str(i.get("path")): int(section(i, "weights").get("total_bytes") or 0) >> 20 for i in models}
+    found = lint(argv, flags, here.facts, weights)
+    own = [word for word in settings.stack.server_args if word.startswith("--")]
+    found = [f for f in found if f.severity is Severity.FAIL or f.message.split()[0] not in own]
+    if models:
+        # SGLang serves a folder that lacks a shard, with whatever lay in memory for its weights.
+        draft = settings.draft_model if settings.speculative else ""
+        facts = replace(here.facts, raw={**here.facts.raw, "models": models})
+        case = build_case(facts, stack=settings.stack.name, model=settings.model, draft=draft, args=argv, env={})
+        judged = (finding for name in MODEL_RULES if name in RULES for finding in RULES[name].run(case))
+        found += [each for each in judged if each.severity is Severity.FAIL]
+    return found
 
 
 def check_arguments(here: Deployment) -> None:
@@ -72,7 +89,10 @@ def check_arguments(here: Deployment) -> None:
     wrong = [each for each in found if each.severity is Severity.FAIL]
     if wrong:
         raise Incompatible(
-            f"SGLang {here.settings.stack.sglang} does not start with these arguments",
-            evidence=[each.message + (f": {each.remedy}" if each.remedy else "") for each in wrong],
-            hint="--server-arg, or server_args of the host in hosts.toml",
+            f"SGLang {here.settings.stack.sglang} does not serve this with these arguments",
+            evidence=[
+                "; ".join((each.message, *each.evidence[:3])) + (f": {each.remedy}" if each.remedy else "")
+                for each in wrong
+            ],
+            hint="--server-arg, --model or --draft-model, or the host's table in hosts.toml",
         )

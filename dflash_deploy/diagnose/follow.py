@@ -107,7 +107,9 @@ def follow_until_ready(
         if fatal_at is not None and (now - fatal_at > _DRAIN_S or (not chunk and now - fatal_at > poll_s)):
             for event in watcher.close():
                 tell(event)
-            return outcome("fatal", state.fatal)
+            first = next(iter(state.first_errors.values()), None)
+            # The runner's last word is only that it ended.
+            return outcome("fatal", first.exception if first and state.fatal.startswith("[serve ") else state.fatal)
         if now - last_probe >= probe_s:
             last_probe = now
             if is_alive():

@@ -364,7 +364,12 @@ class _Ladder:
 
 _RUNGS: tuple[tuple[str, Level, str, _Check], ...] = (
     ("process", Level.LIVE, "our server owns the port and none of its processes is stopped or gone", _Ladder.process),
-    ("host", Level.LIVE, "the log has room, no memory limit killed a process, the GPUs answer", _Ladder.machine),
+    (
+        "host",
+        Level.LIVE,
+        "the log has room, the weights are whole, no memory limit killed a process, the GPUs answer",
+        _Ladder.machine,
+    ),
     ("health", Level.READY, "the scheduler and detokenizer produce tokens now", _Ladder.health),
     ("arguments", Level.READY, "the server that answers runs the planned release, model and flags", _Ladder.arguments),
     ("patches", Level.READY, "every patched file has the bytes that were recorded", _Ladder.patches),

@@ -24,6 +24,8 @@ def look(host: Host, settings: Settings) -> dict[str, Any]:
     script = resources.files("dflash_deploy.launch").joinpath("remote_look.py").read_bytes()
     lib = posixpath.join(settings.venv, "lib")
     words = [str(settings.port), lib, settings.state_file, settings.log_file]
+    folders = (settings.model, settings.draft_model if settings.speculative else "")
+    words += [folder for folder in folders if folder.startswith("/")]
     said = ""
     for python in (settings.python, "python3"):
         result = host.run([python, "-I", "-", *words], input=script, timeout_s=30.0)
@@ -66,6 +68,8 @@ def faults(seen: Mapping[str, Any], before: Mapping[str, Any] | None = None) -> 
     own = cgroup.get("group", "").endswith(".service") and "user@" not in posixpath.basename(cgroup.get("group", ""))
     if cgroup.get("events_oom_kill", 0) > earlier and (own or before is not None):
         found.append(f"memory cgroup out of memory: a process was killed at the limit memory.max={cgroup.get('max')}")
+    for missing in (seen.get("models") or {}).values():
+        found += [f"weight file missing: {path} does not exist" for path in missing]
     if (seen.get("gpu") or {}).get("error"):
         found.append(f"nvidia-smi fails: {seen['gpu']['error']}")
     return found

@@ -3,7 +3,7 @@
 """Runs on the target through its Python's stdin, changes nothing: who owns the port, in which state the service's
 processes are, whether patched files are unchanged, space below the log, GPU memory and use, what the kernel said.
 
-    python -I - PORT SITE_PARENT [STATE_FILE LOG_FILE]
+    python -I - PORT SITE_PARENT [STATE_FILE LOG_FILE MODEL_FOLDER...]
 
 Standard library only, Python >= 3.8. Prints one JSON object.
 """
@@ -148,6 +148,26 @@ def disk(path):
     return {"path": folder, "free_kib": free // 1024, "inodes": inodes}
 
 
+def missing_files(folder):
+    """Files that the folder's weight index names and that are not there. SGLang loads the others and serves."""
+    try:
+        there = set(os.listdir(folder))
+    except OSError:
+        return []  # a server that has loaded it serves on; one that has not says so itself
+    wanted = set()
+    for name in there:
+        if name.endswith(".index.json"):
+            try:
+                with open(os.path.join(folder, name), "rb") as file:
+                    wanted.update(json.load(file)["weight_map"].values())
+            except (OSError, ValueError, KeyError, TypeError, AttributeError):
+                continue
+    missing = sorted(str(name) for name in wanted if name not in there)
+    if not any(name.endswith((".safetensors", ".bin", ".pt", ".gguf")) for name in there):
+        missing = missing or ["*.safetensors"]
+    return [os.path.join(folder, name) for name in missing[:10]]
+
+
 def gpus():
     query = "index,memory.used,memory.total,utilization.gpu,power.draw"
     try:
@@ -246,6 +266,7 @@ def memory_events(pid):
 def main():
     port, lib = int(sys.argv[1]), sys.argv[2]
     state, log = (sys.argv[3], sys.argv[4]) if len(sys.argv) > 4 else ("", "")
+    models = sys.argv[5:]
     table = processes()
     inodes = listeners(port)
     owner = owners(inodes, table)
@@ -264,7 +285,8 @@ def main():
         answer["disk"] = disk(log)
         answer["kernel"] = kernel(float(mine.get("since") or time.time() - 600))
         answer["cgroup"] = memory_events(pid) if same else {}
-        answer.update({"gpu": gpus()})
+        answer["gpu"] = gpus()
+        answer["models"] = {folder: missing_files(folder) for folder in models}
     print(json.dumps(answer))
 
 

@@ -59,12 +59,20 @@ def for_another_target(source: Path, target: Path, width: int = 192) -> Path:
 
 def without_a_shard(source: Path, target: Path) -> Path:
     """Two shards and an index, and the second shard never arrived."""
+    folder = sharded(source, target)
+    (folder / "model-00002-of-00002.safetensors").unlink()
+    return folder
+
+
+def sharded(source: Path, target: Path) -> Path:
+    """The same weights in two shards with an index."""
     folder = _copy(source, target)
     tensors = load_file(folder / WEIGHTS)
     names = sorted(tensors)
     parts = [names[: len(names) // 2], names[len(names) // 2 :]]
     files = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
-    save_file({name: tensors[name] for name in parts[0]}, folder / files[0], metadata={"format": "pt"})
+    for file, part in zip(files, parts, strict=True):
+        save_file({name: tensors[name] for name in part}, folder / file, metadata={"format": "pt"})
     where = {name: files[at] for at, part in enumerate(parts) for name in part}
     total = sum(tensor.nbytes for tensor in tensors.values())
     (folder / f"{WEIGHTS}.index.json").write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": where}))
