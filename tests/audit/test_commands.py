@@ -160,8 +160,12 @@ def test_redaction_removes_names() -> None:
     raw = json.loads(HEALTHY[0].read_text())
     raw["env"]["http_proxy"] = "http://alice:pw@proxy.corp.example:3128"
     raw["gpu"]["smi"]["gpus"][0]["uuid"] = "GPU-01234567-89ab-cdef-0123-456789abcdef"
-    raw["ports"]["note"] = "10.1.2.3"
-    text = json.dumps(redact(raw))
-    for secret in ("gpu-host", "serve/", "alice", "corp", "01234567", "10.1.2.3"):
+    raw["ports"]["note"] = "10.1.2.3 fe80:1:2:3:4:5:6:7"
+    raw["env"]["no_proxy"] = "localhost,127.0.0.1,intranet.corp.example,.lan"
+    raw["gpu"]["smi"]["processes"] = [{"pid": 7, "name": "/home/bob/venv/bin/python"}]
+    found = redact(raw)
+    text = json.dumps(found)
+    for secret in ("gpu-host", "serve/", "alice", "corp", "01234567", "10.1.2.3", "fe80", "bob", ".lan"):
         assert secret not in text
+    assert found["env"]["no_proxy"] == "localhost,127.0.0.1,host,host"
     assert Facts.from_json(redact(raw)).driver == Facts.from_json(raw).driver

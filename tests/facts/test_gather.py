@@ -17,6 +17,7 @@ from dflash_deploy.errors import UnreadableFact
 from dflash_deploy.facts import Facts, gather
 from dflash_deploy.facts.program import MODULES, PACKAGE
 from dflash_deploy.facts.remote.models import model_facts
+from dflash_deploy.facts.remote.ports import without_secrets
 from dflash_deploy.model import Result
 
 
@@ -112,6 +113,22 @@ def test_silent_host_is_an_error() -> None:
     with pytest.raises(UnreadableFact) as caught:
         gather(Silent())
     assert "not available" in " ".join(caught.value.evidence)
+
+
+def test_secrets_of_a_ports_owner_stay_on_the_host() -> None:
+    words = [
+        "python",
+        "-m",
+        "sglang.launch_server",
+        "--api-key",
+        "sk-1",
+        "--admin-api-key=sk-2",
+        "--tokenizer-path",
+        "/m",
+    ]
+    shown = without_secrets([*words, "http://u:p@proxy"])
+    assert "sk-" not in shown and "u:p" not in shown
+    assert shown.startswith("python -m sglang.launch_server --api-key *** --admin-api-key=***")
 
 
 def test_hanging_nvidia_smi(tmp_path: Path) -> None:

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
+from dflash_deploy.facts.remote.system import USERINFO
 from dflash_deploy.facts.remote.tools import list_dir, read_text
+
+SECRET_WORDS = frozenset(
+    ("token", "secret", "password", "passwd", "credential", "credentials", "key", "apikey", "auth")
+)
+"""Of an option's name; ``--tokenizer-path`` and ``--max-tokens`` hold none of them."""
 
 
 def listening() -> dict[int, list[tuple[str, str]]]:
@@ -37,6 +44,18 @@ def owners(inodes: set[str]) -> dict[str, int]:
     return found
 
 
+def without_secrets(words: list[str]) -> str:
+    """A command line in which the values of ``--api-key`` and its like are hidden: they never leave the host."""
+    shown = []
+    hide = False
+    for word in words:
+        name, sep, _ = word.partition("=")
+        secret = word.startswith("-") and not SECRET_WORDS.isdisjoint(re.split("[-_]", name.lower()))
+        shown.append("***" if hide else (name + "=***" if secret and sep else USERINFO.sub(r"\1***@", word)))
+        hide = secret and not sep
+    return " ".join(shown).strip()[:1000]
+
+
 def port_facts(ports: list[int]) -> dict[str, Any]:
     """``{"listening": [...], "asked": {port: {free, pid, command}}}``."""
     table = listening()
@@ -46,6 +65,6 @@ def port_facts(ports: list[int]) -> dict[str, Any]:
     for port in ports:
         holders = table.get(port, [])
         pid = next((pids[inode] for _, inode in holders if inode in pids), None)
-        command = (read_text("/proc/%d/cmdline" % pid, 1000) or "").replace("\0", " ").strip() if pid else None
+        command = without_secrets((read_text("/proc/%d/cmdline" % pid, 2000) or "").split("\0")) if pid else None
         asked[str(port)] = {"free": not holders, "pid": pid, "command": command}
     return {"listening": sorted(table), "asked": asked}
