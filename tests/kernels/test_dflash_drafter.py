@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
+from dflash_kernels.dflash.capture import LayerOutputs  # noqa: E402
 from dflash_kernels.dflash.chain import chain_tree  # noqa: E402
 from dflash_kernels.dflash.config import DFlashConfig, default_target_layers, read_config  # noqa: E402
 from dflash_kernels.dflash.request import refusal  # noqa: E402
@@ -109,3 +110,52 @@ def test_a_chain_is_a_tree() -> None:
     assert got.length.tolist() == [2, 0]
     assert got.tokens.tolist() == [[1, 2, 8, 0], [3, 0, 0, 0]]
     assert got.index.tolist() == [[0, 1, 2, -1], [0, -1, -1, -1]]
+
+
+class Layer(torch.nn.Module):
+    def __init__(self, split: bool) -> None:
+        super().__init__()
+        self.split = split
+
+    def forward(self, hidden: torch.Tensor, residual: torch.Tensor) -> Any:
+        return (hidden * 2, residual + hidden) if self.split else hidden * 2 + residual + hidden
+
+
+class Processor(torch.nn.Module):
+    def forward(self, ids: Any, hidden: Any, head: Any, metadata: Any, aux_hidden_states: Any = None) -> Any:
+        return aux_hidden_states
+
+
+class Target(torch.nn.Module):
+    """A decoder as SGLang writes them, without its hook for hidden states."""
+
+    def __init__(self, split: bool) -> None:
+        super().__init__()
+        self.model = torch.nn.Module()
+        self.model.layers = torch.nn.ModuleList(Layer(split) for _ in range(4))
+        self.logits_processor = Processor()
+
+    def forward(self, hidden: torch.Tensor) -> Any:
+        residual = torch.zeros_like(hidden)
+        for layer in self.model.layers:
+            out = layer(hidden, residual)
+            hidden, residual = out if isinstance(out, tuple) else (out, torch.zeros_like(out))
+        return self.logits_processor(None, hidden, None, None, None)
+
+
+@pytest.mark.parametrize("split", [True, False])
+def test_capture_from_a_target_without_a_hook(split: bool) -> None:
+    """The residual stream after each asked layer, of this pass and no other."""
+    target = Target(split)
+    LayerOutputs(target, (0, 2))
+    first = target(torch.ones(3, 5))
+    hidden, residual, seen = torch.ones(3, 5), torch.zeros(3, 5), []
+    for _ in range(4):
+        out = hidden * 2 + (residual + hidden)
+        hidden, residual = (hidden * 2, residual + hidden) if split else (out, torch.zeros(3, 5))
+        seen.append(out)
+    assert [torch.equal(a, b) for a, b in zip(first, (seen[0], seen[2]), strict=True)] == [True, True]
+    second = target(torch.full((1, 5), 2.0))
+    assert torch.equal(second[1], seen[2][:1] * 2)
+    with pytest.raises(RuntimeError, match="no such decoder layers"):
+        LayerOutputs(target, (1, 4))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -11,20 +12,27 @@ from torch import Tensor, nn
 from .config import DFlashConfig, read_config
 
 
+def draft_model_config(server_args: Any) -> Any:
+    """SGLang's ModelConfig of the drafter. Arguments that quantise the target do not quantise its drafter."""
+    from sglang.srt.configs.model_config import ModelConfig
+
+    args = copy.copy(server_args)
+    args.speculative_draft_model_quantization = None
+    return ModelConfig.from_server_args(
+        args,
+        model_path=args.speculative_draft_model_path,
+        model_revision=args.speculative_draft_model_revision,
+        is_draft_model=True,
+    )
+
+
 def drafter_of(server_args: Any, target_config: Any) -> DFlashConfig:
     """The drafter that the server was started with. ``target_config``: SGLang's ModelConfig of the target.
 
     Raises:
         ValueError: see :func:`~dflash_kernels.dflash.config.read_config`.
     """
-    from sglang.srt.configs.model_config import ModelConfig
-
-    draft = ModelConfig.from_server_args(
-        server_args,
-        model_path=server_args.speculative_draft_model_path,
-        model_revision=server_args.speculative_draft_model_revision,
-        is_draft_model=True,
-    )
+    draft = draft_model_config(server_args)
     return read_config(draft.hf_config.to_dict(), target_config.hf_text_config.to_dict())
 
 

@@ -116,8 +116,8 @@ class DFlashDraftModel(nn.Module):
                 [narrow, narrow], dim=-1
             )
             keys = attention.k_norm(keys.reshape(-1, head)).view(-1, narrow)
-            # The rotation turns queries too, and has none here: one idle head stands in.
-            _, keys = attention.rotary_emb(positions, keys.new_zeros(keys.shape[0], head), keys)
+            # The rotation turns queries as well, and there are none: what comes out beside the keys is dropped.
+            _, keys = attention.rotary_emb(positions, torch.zeros_like(keys), keys)
             pool.set_kv_buffer(
                 attention.attn, slots, keys.view(-1, narrow // head, head), values.reshape(-1, narrow // head, head)
             )

@@ -84,7 +84,7 @@ class DFlashWorker(TpModelWorker):
         args.skip_tokenizer_init = True
         args.kv_cache_dtype = "auto"
         args.moe_runner_backend = "auto"
-        args.enable_lora = False
+        args.speculative_draft_model_quantization = None
         if args.speculative_draft_load_format is not None:
             args.load_format = args.speculative_draft_load_format
         return args
