@@ -73,11 +73,16 @@ def reduced(source: str, patch: Patch, near: int = 40) -> str:
     lines = source.splitlines(keepends=True)
     drop: list[ast.AST] = []
     for around in outer:
-        drop += [n for n in around.body if isinstance(n, _Def) and id(n) not in keep]  # type: ignore[attr-defined]
+        fields = ast.AnnAssign if isinstance(around, ast.ClassDef) else _Def
+        drop += [n for n in around.body if isinstance(n, (_Def, fields)) and id(n) not in keep]  # type: ignore[attr-defined]
     place = located(source, patch)
     if isinstance(scope, ast.ClassDef) and place.anchor is not None:
         line = place.anchor.lineno
         drop += [n for n in scope.body if n is not scope.body[0] and abs(n.lineno - line) > near and _droppable(n)]
+    if isinstance(scope, (ast.FunctionDef, ast.AsyncFunctionDef)) and place.anchor is not None:
+        # Hundreds of calls in a row, as functions that declare options have them.
+        line = place.anchor.lineno
+        drop += [n for n in scope.body[1:] if isinstance(n, ast.Expr) and abs(n.lineno - line) > near]
     for node in drop:
         for number in range(_start(node) - 1, node.end_lineno):  # type: ignore[attr-defined]
             lines[number] = ""
