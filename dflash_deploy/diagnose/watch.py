@@ -120,7 +120,7 @@ _KEYWORDS = tuple(
     (
         b"raceback|rror|ERROR|xception|ail|FAIL|atal|undefined|annot|upported|ot found|o such|space left"
         b"|atchdog|igquit|illed|ut of|imeout|imed out|Xid|nvalid|efused|enied|issing|stuck|hangs|hung"
-        b"|recognized|exceed|ignal|unbalanced|anic|oom|already|died|dumped|deadlock|nan|inf |warmup"
+        b"|recogni|exceed|ignal|unbalanced|anic|oom|already|died|dumped|deadlock|nan|inf |warmup"
         b"|torch distributed|Load weight|oading |Captur|KV Cache|draft runner|max_total_num_tokens|Uvicorn"
         b"|fired up|erverArgs(|Memory pool|[serve "
     ).split(b"|")
