@@ -61,6 +61,8 @@ class Stack:
     """Installs from published wheels alone."""
     rank: int = 0
     """Preference among stacks that fit; higher is better."""
+    imports: tuple[str, ...] = ("torch", "transformers", "sglang", "sglang.srt.server_args")
+    """Modules whose import proves an installation."""
 
     @property
     def pins(self) -> str:
@@ -347,6 +349,22 @@ STACKS: tuple[Stack, ...] = (
 )
 
 
+ROUTER = Stack(
+    name="sglang-router-0.3.2",
+    sglang="",
+    device="cpu",
+    torch="",
+    torch_variant="",
+    requirements=("sglang-router==0.3.2",),
+    python=((3, 10), (3, 13)),
+    min_glibc=(2, 17),
+    installed_mib=256,
+    notes=("SGLang's own router in front of several hosts; it serves no model",),
+    imports=("sglang_router", "sglang_router.launch_router"),
+)
+"""What a router's host needs. Not among the stacks that serve a model."""
+
+
 @dataclass(frozen=True)
 class Choice:
     """One stack judged for one host."""
@@ -365,7 +383,7 @@ def get_stack(name: str) -> Stack:
     Raises:
         UsageError: no such stack.
     """
-    for stack in STACKS:
+    for stack in (*STACKS, ROUTER):
         if stack.name == name:
             return stack
     raise UsageError(

@@ -41,6 +41,7 @@ COMMAND_MODULES = (
     "diagnose",
     "bench",
     "wheelhouse",
+    "router",
 )
 """Each is ``dflash_deploy.cli.<name>`` and has ``register(app)``; the order is that of ``--help``."""
 

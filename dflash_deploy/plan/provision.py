@@ -212,10 +212,9 @@ def finish_steps(settings: Settings) -> list[Step]:
 
 def verify_imports(settings: Settings) -> Run:
     """The server's modules import, in a process of their own with a deadline."""
-    modules = ["torch", "transformers", "sglang", "sglang.srt.server_args"]
     return Run(
-        (settings.python, "-c", IMPORT_TEST, *modules),
-        title="import torch and SGLang",
+        (settings.python, "-c", IMPORT_TEST, *settings.stack.imports),
+        title=f"import {', '.join(settings.stack.imports[:3])}",
         env={**dict(settings.stack.env), "HF_HUB_OFFLINE": "1"},
         timeout_s=IMPORT_TIMEOUT_S,
     )
