@@ -54,6 +54,8 @@ def test_published_forms() -> None:
         ({"architectures": ["DFlash2DraftModel"]}, "DFlash2DraftModel"),
         ({"dflash_config": {"mask_token_id": 258, "selector_rank": 256, "selector_top_k": 16}}, "candidate selector"),
         ({"dflash_config": {"mask_token_id": 258, "conv_kernel_size": 4}}, "dynamic convolutions"),
+        ({"projector_type": "domino"}, "Domino"),
+        ({"dflash_config": {"mask_token_id": 258, "lilicorr_enabled": True}}, "LiLiCorr"),
         ({"is_causal": True}, "is_causal"),
         ({"layer_types": ["sliding_attention", "full_attention"]}, "sliding_attention"),
         ({"block_size": 17}, "block_size is 17"),

@@ -94,6 +94,10 @@ def _variant(config: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
     if architectures != [ARCHITECTURE]:
         problems.append(f"its architectures are {architectures}, not [{ARCHITECTURE!r}]")
     problems += [f"{key} makes it {LATER[key]}" for key in LATER if own.get(key) or config.get(key)]
+    if own.get("projector_type", config.get("projector_type")) == "domino":
+        problems.append("projector_type makes it Domino (a path rolled out token by token)")
+    if any(str(key).startswith("lilicorr") for key in own):
+        problems.append("lilicorr fields make it DFlash with a LiLiCorr head")
     if own.get("is_causal", config.get("is_causal")):
         problems.append("is_causal is set: the block of a DFlash drafter sees itself in both directions")
     kinds = sorted(set(config.get("layer_types") or ()) - {"full_attention"})
