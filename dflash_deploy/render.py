@@ -66,8 +66,7 @@ def print_report(report: Report, *, everything: bool = False) -> None:
     out.print(Text(report.coverage_line, style="dim"))
     for section, error in dict(report.probe.get("errors") or {}).items():
         out.print(Text(f"not seen: {section} ({error})", style="magenta"))
-    if not report.stack:
-        print_choices(report.stacks)
+    print_choices(report.stacks, everything=everything)
 
 
 def print_fleet(rows: Sequence[tuple[str, Report | None, DflashError | None, float]]) -> None:
@@ -96,12 +95,19 @@ def print_fleet(rows: Sequence[tuple[str, Report | None, DflashError | None, flo
     console().print(table)
 
 
-def print_choices(choices: Sequence[Choice]) -> None:
-    """Stacks ranked for one host."""
+REFUSED_SHOWN = 6
+
+
+def print_choices(choices: Sequence[Choice], *, everything: bool = False) -> None:
+    """Stacks ranked for one host: all that fit, and the first of those that do not, which need the least change."""
     table = Table(title="stacks for this host", title_justify="left", expand=True)
     for column in ("stack", "fits", "why"):
         table.add_column(column, no_wrap=column != "why", ratio=1 if column == "why" else None)
+    refused = [choice for choice in choices if not choice.fits]
+    hidden = [] if everything else refused[REFUSED_SHOWN:]
     for choice in choices:
+        if choice in hidden:
+            continue
         why = "; ".join(choice.reasons) + (f"\n→ {'; '.join(choice.changes)}" if choice.changes else "")
         table.add_row(
             Text(choice.stack.name),
@@ -109,6 +115,8 @@ def print_choices(choices: Sequence[Choice]) -> None:
             Text(why),
         )
     console().print(table)
+    if hidden:
+        console().print(Text(f"{len(hidden)} more do not fit (--all shows them)", style="dim"))
 
 
 def print_stacks(stacks: Sequence[Stack]) -> None:

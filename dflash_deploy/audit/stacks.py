@@ -454,7 +454,7 @@ def judge_cuda(stack: Stack, facts: Facts, no: list[str], know: list[str], chang
                 f"GPU {gpu.index} ({gpu.name}) is sm_{gpu.compute_capability[0]}{gpu.compute_capability[1]}: "
                 f"no code for it in {stack.kernel}"
             )
-    if not stack.native_dflash:
+    if not stack.native_dflash and not stack.patch_sets:
         know.append("no native DFLASH in this release")
 
 

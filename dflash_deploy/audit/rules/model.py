@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dflash_deploy.audit.rules.base import Case, Verdict, fail, ok, rule, unknown, version_of, warn
+from dflash_deploy.audit.stacks import STACKS
 from dflash_deploy.facts.parse import integer, rows, section, texts
 from dflash_deploy.model import Where
 
@@ -245,8 +246,9 @@ def dflash_arguments_allowed(case: Case) -> Iterator[Verdict]:
         ("0.5.11", "0.5.12", "0.5.13", "0.5.14", "0.5.15", "0.5.16")
     ):
         problems.append(f"--enable-dp-attention: not with DFLASH in {release}")
-    if release and re.match(r"0\.5\.([0-9]|10)(\.|$)", release):
-        problems.append(f"SGLang {release} has no DFLASH (first in 0.5.11)")
+    patched = any(stack.sglang == release and stack.patch_sets for stack in STACKS)
+    if re.match(r"0\.5\.([0-9]|10)(\.|$)", release or "") and not patched:
+        problems.append(f"SGLang {release} has no DFLASH (first in 0.5.11), and no patch set brings it")
     if problems:
         yield fail(f"{algorithm} cannot start with these arguments", problems, "change the arguments named above")
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any
 
 from packaging.markers import InvalidMarker, UndefinedEnvironmentName
@@ -174,12 +175,14 @@ def torch_flavour_fits_release(case: Case) -> Iterator[Verdict]:
             yield ok(f"SGLang {sglang} with torch for CUDA {cuda}")
 
 
-def marker_environment(environment: Mapping[str, Any], case: Case) -> dict[str, str]:
-    version = str(environment.get("version") or "3.12.0")
-    return {
-        "python_version": ".".join(version.split(".")[:2]),
-        "python_full_version": version,
-        "platform_machine": case.facts.arch or "x86_64",
+@cache
+def parsed(text: str, python: str, machine: str) -> Requirement | None:
+    """A requirement of the metadata; None when it does not apply to this Python and machine, or is none. Cached, as the
+    hosts of a fleet ask the same."""
+    values = {
+        "python_version": ".".join(python.split(".")[:2]),
+        "python_full_version": python,
+        "platform_machine": machine,
         "sys_platform": "linux",
         "platform_system": "Linux",
         "os_name": "posix",
@@ -187,9 +190,34 @@ def marker_environment(environment: Mapping[str, Any], case: Case) -> dict[str, 
         "platform_python_implementation": "CPython",
         "platform_release": "",
         "platform_version": "",
-        "implementation_version": version,
+        "implementation_version": python,
         "extra": "",
     }
+    try:
+        found = Requirement(text)
+        return found if found.marker is None or found.marker.evaluate(values) else None
+    except (InvalidRequirement, InvalidMarker, InvalidVersion, UndefinedEnvironmentName):
+        return None
+
+
+def requirements(environment: Mapping[str, Any], case: Case, dist: str) -> list[Requirement]:
+    """What an installed distribution asks for here."""
+    python, machine = str(environment.get("version") or "3.12.0"), case.facts.arch or "x86_64"
+    wanted = [
+        text
+        for item in rows(environment.get("dists"))
+        if normal(str(item.get("name"))) == dist
+        for text in texts(item.get("requires"))
+    ]
+    return [found for text in wanted if (found := parsed(text, python, machine)) is not None]
+
+
+def satisfied(requirement: Requirement, version: str) -> bool:
+    """A version that is no version satisfies nothing."""
+    try:
+        return requirement.specifier.contains(Version(version), prereleases=True)
+    except InvalidVersion:
+        return False
 
 
 @rule("requirements-satisfied", Where.VENV, references=("sgl-project/sglang#25069",), weight=12)
@@ -198,32 +226,12 @@ def requirements_satisfied(case: Case) -> Iterator[Verdict]:
     On a CPU stack, CUDA packages are left out on purpose."""
     for environment in case.environments:
         have = dists(environment)
-        values = marker_environment(environment, case)
-        problems: list[str] = []
-        for dist in rows(environment.get("dists")):
-            if normal(str(dist.get("name"))) not in (
-                "sglang",
-                "torch",
-                "sglang-kernel",
-                "sgl-kernel",
-                "flashinfer-python",
-            ):
-                continue
-            for text in texts(dist.get("requires")):
-                try:
-                    requirement = Requirement(text)
-                    if requirement.marker is not None and not requirement.marker.evaluate(values):
-                        continue
-                    installed = have.get(normal(requirement.name))
-                    if installed is not None and not requirement.specifier.contains(
-                        Version(installed), prereleases=True
-                    ):
-                        problems.append(
-                            f"{dist.get('name')} {dist.get('version')} wants "
-                            f"{requirement.name}{requirement.specifier}, installed is {installed}"
-                        )
-                except (InvalidRequirement, InvalidMarker, InvalidVersion, UndefinedEnvironmentName):
-                    continue
+        problems = [
+            f"{dist} {have[dist]} wants {wanted.name}{wanted.specifier}, installed is {have[normal(wanted.name)]}"
+            for dist in ("sglang", "torch", "sglang-kernel", "sgl-kernel", "flashinfer-python")
+            for wanted in requirements(environment, case, dist)
+            if normal(wanted.name) in have and not satisfied(wanted, have[normal(wanted.name)])
+        ]
         if problems:
             yield warn(
                 "installed versions are not those that the packages ask for",
@@ -236,26 +244,7 @@ def requirements_satisfied(case: Case) -> Iterator[Verdict]:
 
 def requirement_of(environment: Mapping[str, Any], case: Case, dist: str, wanted: str) -> Requirement | None:
     """What an installed distribution asks of another; None when it asks nothing that applies here."""
-    values = marker_environment(environment, case)
-    for item in rows(environment.get("dists")):
-        if normal(str(item.get("name"))) != dist:
-            continue
-        for text in texts(item.get("requires")):
-            try:
-                found = Requirement(text)
-                if normal(found.name) == wanted and (found.marker is None or found.marker.evaluate(values)):
-                    return found
-            except (InvalidRequirement, InvalidMarker, UndefinedEnvironmentName):
-                continue
-    return None
-
-
-def satisfied(requirement: Requirement, version: str) -> bool:
-    """A version that is no version satisfies nothing."""
-    try:
-        return requirement.specifier.contains(Version(version), prereleases=True)
-    except InvalidVersion:
-        return False
+    return next((found for found in requirements(environment, case, dist) if normal(found.name) == wanted), None)
 
 
 @rule("torch-companions-match", Where.VENV, weight=7, explains=("extension-symbols-resolve", "requirements-satisfied"))
