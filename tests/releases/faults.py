@@ -1,7 +1,7 @@
 """Faults injected into ``up`` on a container host, one after the other; each must leave the old or the new release
 serving, and the same command must complete afterwards.
 
-    python -m tests.releases.faults INVENTORY HOST ROOT PORT COUNT SEED     prints one JSON line per fault
+    python -m tests.releases.faults INVENTORY HOST ROOT PORT COUNT SEED SECONDS     prints one JSON line per fault
 
 A run of ``up`` is a fork of this process, so that it costs no imports. Faults strike at the n-th operation on the host,
 counted over everything that a run does there.
@@ -217,7 +217,7 @@ def transitions(seed: int) -> Iterator[tuple[Wanted, str]]:
     now = Wanted()
     words = ("one", "two", "three")
     while True:
-        kind = rng.choices(("configuration", "patches", "pins"), (5, 3, 1))[0]
+        kind = rng.choices(("configuration", "patches", "pins"), (10, 6, 1))[0]
         now = replace(now, budget=now.budget % 61 + 1)
         if kind == "patches":
             now = replace(now, patch=rng.choice([w for w in words if w != now.patch]))
@@ -227,7 +227,8 @@ def transitions(seed: int) -> Iterator[tuple[Wanted, str]]:
 
 
 def main() -> None:
-    inventory, name, root, port, count, seed = sys.argv[1:]
+    inventory, name, root, port, count, seed, seconds = sys.argv[1:]
+    started = time.monotonic()
     machine = Machine(inventory, name, root, int(port))
     rng = random.Random(int(seed))
     for module in ("cli.steps", "patching.tree", "audit.report", "health", "plan.launch"):
@@ -243,6 +244,8 @@ def main() -> None:
     del operations
     changes = transitions(int(seed))
     for number in range(int(count)):
+        if float(seconds) and time.monotonic() - started > float(seconds):
+            break
         wanted, change = next(changes)
         kind = KINDS[number % len(KINDS)]
         fault = Fault(kind, rng.randint(1, usual[change]), rng.choice((0.0, 0.01, 0.05, 0.2)))
