@@ -24,6 +24,7 @@ A name is looked up in this order: ``local``; ``hosts.toml`` (``--inventory``, e
     port = 30000                                 # of the served model, not of sshd
     server_args = ["--mem-fraction-static", "0.8"]
     env_file = "ct200.env"                       # beside hosts.toml, mode 0600; kept off command lines
+    lock = true                                  # packages by hash, where the stack has a lock; else by version alone
     env_from = ["HF_TOKEN"]                      # variables that are taken from the environment of the command
 
     [groups]                                     # names that stand for several hosts, or for other groups
@@ -75,6 +76,7 @@ _OPTION_KEYS: dict[str, tuple[type, ...]] = {
     "env": (dict,),
     "env_file": (str,),
     "env_from": (list,),
+    "lock": (bool,),
     "python": (str,),
     "index_url": (str,),
     "wheelhouse": (str,),

@@ -70,6 +70,8 @@ class Settings:
     """CPU threads of the server on a CPU stack; 0: left to it."""
     release: str = ""
     """Id of the release whose files are meant; ``""``: the layout before there were releases."""
+    lock: bool = True
+    """Packages are installed as the stack's lock says, where it has one."""
     managed: bool = True
     """The environment is one that is made below ``venvs/``, not one that the user named."""
     nnodes: int = 1
@@ -343,6 +345,7 @@ def effective(
         # More threads than cores that are free make the interpreter slower, not faster.
         threads=min(8, facts.cpu_count or 2) if stack.device == "cpu" else 0,
         managed=origin["venv"] == "default",
+        lock=bool(pick("lock", True)),
         nnodes=nnodes,
         node_rank=rank,
         dist_init_addr=meeting,

@@ -42,6 +42,8 @@ class Place:
         found = {name: value for name, value in found.items() if value is not None}
         if words := found.pop("server_arg", None):
             found["server_args"] = words
+        if found.pop("no_lock", False):
+            found["lock"] = False
         return found
 
 
@@ -86,6 +88,9 @@ class Installed(Wanted):
         str | None,
         typer.Option("--wheelhouse", metavar="DIR", help="Install from this folder of wheels; ask no index."),
     ] = None
+    no_lock: Annotated[
+        bool, typer.Option("--no-lock", help="Install by version alone what the stack's lock has hashes for.")
+    ] = False
 
 
 def spread(command: Callable[..., None]) -> Callable[..., None]:

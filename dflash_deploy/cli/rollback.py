@@ -95,6 +95,6 @@ def rollback_steps(here: Deployment, recap: Recap, release: Release, *, keep: in
             recap.data["health"] = report.as_dict()
             recap.data["streamed"] = stream_step(target)
     except (Unhealthy, CommandFailed) as error:
-        raise give_back(target, recap, before, error) from None
+        raise give_back(target, recap, error, served=before is not None) from None
     promote_step(target, recap, keep=keep)
     return report

@@ -335,8 +335,7 @@ def prove_steps(here: Deployment, recap: Recap, *, keep: int) -> HealthReport:
     """
     from dflash_deploy.errors import CommandFailed, Unhealthy
 
-    before = here.look.current_release
-    served = before is not None and (here.seen_service().running or here.seen_service().enabled)
+    served = here.look.running_release is not None or here.seen_service().running or here.seen_service().enabled
     try:
         launch_steps(here, recap)
         with recap.step("health") as note:
@@ -347,7 +346,7 @@ def prove_steps(here: Deployment, recap: Recap, *, keep: int) -> HealthReport:
             if not rank:
                 recap.data["streamed"] = stream_step(here)
     except (Unhealthy, CommandFailed) as error:
-        raise give_back(here, recap, before if served else None, error) from None
+        raise give_back(here, recap, error, served=served) from None
     promote_step(here, recap, keep=keep)
     return report
 
@@ -372,8 +371,11 @@ def promote_step(here: Deployment, recap: Recap, *, keep: int) -> None:
     recap.data["release"] = release
 
 
-def give_back(here: Deployment, recap: Recap, before: Release | None, error: DflashError) -> DflashError:
-    """Note that a release failed, and start the one that served before.
+def give_back(here: Deployment, recap: Recap, error: DflashError, *, served: bool) -> DflashError:
+    """Note that a release failed, and start the one that is current, which it has not become.
+
+    Args:
+        served: something ran before.
 
     Returns:
         The error to raise: what failed, with what serves now.
@@ -388,6 +390,8 @@ def give_back(here: Deployment, recap: Recap, before: Release | None, error: Dfl
     told = [*error.evidence, f"the failed release is {failed}; its log: {log} on {here.host.name}"]
     retry = f"mend the cause, then run the same command again; dflash-deploy logs {here.host.name} --release {failed}"
     hint = f"{error.hint}; {retry}" if error.hint else retry
+    look = here.refresh()
+    before = look.current_release if served else None
     if before is None or before.id == failed:
         return type(error)(error.message, evidence=told, hint=hint)
     with recap.step("restore") as note:
@@ -395,13 +399,11 @@ def give_back(here: Deployment, recap: Recap, before: Release | None, error: Dfl
             outcome = as_json({"failed": error.message, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())})
             with suppress(DflashError):
                 here.host.write(posixpath.join(here.settings.release_dir, "outcome.json"), outcome)
-            look = here.refresh()
-            broken = here.look.release(failed)
-            plan = restore_of(here, before, broken)
+            plan = restore_of(here, before, look.release(failed))
             here.journal.add("restore", release=before.id, failed=failed)
             execute(plan, here.host, journal=here.journal, on_progress=tell)
-            old = here.of_release(look.release(before.id) or before) if before.settings else here
             if before.settings:
+                old = here.of_release(before)
                 with old.host.forward(old.settings.port) as port:
                     if not is_serving(old, port):
                         wait_until_ready(old, lambda: is_serving(old, port))

@@ -106,6 +106,7 @@ def plan_provision(
         return Plan("provision", (), f"{stack.name} is installed in {settings.venv}")
     problems = []
     steps: list[Step] = []
+    command: tuple[str, ...] = ()
     if house is not None:
         from dflash_deploy.plan.offline import offline_steps, unfitting
 
@@ -140,7 +141,10 @@ def plan_provision(
             evidence=problems,
             hint="install Python's venv module (Debian: python3-venv) or uv, free disk space, or choose another --root",
         )
-    steps += offline_steps(settings, facts, house, cached or {}) if house is not None else _install(settings, facts)
+    if house is not None:
+        steps += offline_steps(settings, facts, house, cached or {})
+    else:
+        steps += _install(settings, facts, venv.python[:2] if fits and venv.python else _version(facts, command))
     steps += finish_steps(settings)
     if not venv.exists:
         reason = f"no venv at {settings.venv} yet"
@@ -243,11 +247,42 @@ def chosen_python(facts: Facts, low: tuple[int, int], high: tuple[int, int]) -> 
     )
 
 
-def _install(settings: Settings, facts: Facts) -> list[Step]:
+def _version(facts: Facts, command: Sequence[str]) -> tuple[int, int]:
+    """Python minor of the venv that a command of :func:`venv_command` makes; (0, 0): not known."""
+    for python in facts.pythons:
+        if python.path in command:
+            return (python.version[0], python.version[1])
+    return (0, 0)
+
+
+def _install(settings: Settings, facts: Facts, python: tuple[int, int]) -> list[Step]:
+    from dflash_deploy.plan.constraints import constraints
+    from dflash_deploy.plan.lock import lock_name, lock_of
+
     stack = settings.stack
+    folder = posixpath.join(settings.root, "locks")
+    if settings.lock and (text := lock_of(stack, python, facts.arch)):
+        path = posixpath.join(folder, lock_name(stack, python))
+        words = ("--require-hashes", "--no-deps", "-r", path)
+        return [
+            WriteFile(path, text.encode(), title="write the stack's lock"),
+            Run(
+                alone(settings, _installer(settings, facts, words)),
+                title=f"install {text.count('--hash=')} packages of {stack.name}, hashes required",
+                timeout_s=INSTALL_TIMEOUT_S,
+            ),
+        ]
     variant = stack.torch_variant if stack.device == "cpu" else ""
+    limits = constraints(stack)
+    bound: tuple[str, ...] = ()
     torch = [pin for pin in stack.requirements if re.match(r"(torch|torchvision|torchaudio)==", pin)]
     steps: list[Step] = []
+
+    if limits:
+        path = posixpath.join(folder, f"{stack.name}-constraints.txt")
+        lines = "".join(f"{line}\n" for line in limits)
+        steps.append(WriteFile(path, lines.encode(), title="write what dependencies are held to"))
+        bound = ("-c", path)
 
     def add(argv: Sequence[str], title: str) -> None:
         steps.append(Run(alone(settings, argv), title=title, timeout_s=INSTALL_TIMEOUT_S))
@@ -260,7 +295,7 @@ def _install(settings: Settings, facts: Facts) -> list[Step]:
         script = f"{first} || {{ echo 'no {variant} build of torch here: taking the default one'; {default}; }}"
         add(("/bin/sh", "-c", script), f"install {' '.join(torch)} ({variant} build where there is one)")
     count = len(stack.requirements)
-    add(_installer(settings, facts, stack.requirements), f"install {count} packages of {stack.name}")
+    add(_installer(settings, facts, (*bound, *stack.requirements)), f"install {count} packages of {stack.name}")
     if stack.no_deps:
         bare = ("--no-deps", *stack.no_deps)
         add(_installer(settings, facts, bare), f"install {' '.join(stack.no_deps)} without dependencies")
