@@ -228,7 +228,8 @@ def health(
     """Check a served model, rung by rung.
 
     Exit codes: 0 every rung holds; else that of the first rung that does not: 90 process, 91 host, 92 health, 93
-    arguments, 94 patches, 95 completion, 96 concurrent, 97 speculation, 98 lossless, 99 soak; 9 a start that failed.
+    arguments, 94 patches, 95 completion, 96 concurrent, 97 requests, 98 speculation, 99 lossless, 100 soak; 9 a start
+    that failed.
     """
     import os
 
@@ -250,7 +251,7 @@ def health(
         raise UsageError(f"the variable {api_key_env} is empty")
     options = ladder.Options(
         key=key, probes=probes, reference=ladder.read_probes(reference) if reference else (), concurrency=concurrency,
-        min_acceptance=min_acceptance, soak_s=soak_seconds, timeout_s=timeout,
+        min_acceptance=min_acceptance, soak_s=soak_seconds, timeout_s=timeout, thorough=True,
     )  # fmt: skip
     settings = wanted.given()
     if record:

@@ -103,7 +103,8 @@ _EXCEPTION = re.compile(
 )
 _CHAIN = ("During handling of the above", "The above exception was", "Traceback (most recent")
 _FATAL = re.compile(
-    r"hit an exception|Received sigquit|Initialization failed\.|Fatal Python error|Segmentation fault|Watchdog timeout"
+    r"hit an exception|Received sigquit|SIGQUIT received|Initialization failed\.|Fatal Python error"
+    r"|Segmentation fault|Watchdog timeout"
     r"|: error: (?:unrecognized|argument |the following)|[Aa]ddress already in use|Capture .{0,40}graph failed|^Killed$"
     r"|core dumped|No space left on device|Floating point exception|Out of memory: Killed"
     r"|(?:rank|scheduler|detokenizer)\S* .{0,20}(?:died|terminated unexpectedly)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import posixpath
 import statistics
@@ -13,7 +14,7 @@ from typing import Any
 
 from dflash_deploy.diagnose.signatures import KINDS, match_line
 from dflash_deploy.errors import DflashError, UsageError
-from dflash_deploy.health.acceptance import gather_acceptance
+from dflash_deploy.health.acceptance import Acceptance, gather_acceptance
 from dflash_deploy.health.http import NoReply, request
 from dflash_deploy.health.probes import GENERAL, Answer, Probe, ask, degenerate, tiny_pair_probes
 from dflash_deploy.health.report import HealthReport, Level, Rung, RungStatus
@@ -41,6 +42,8 @@ class Options:
     min_acceptance: float = 0.0
     """Floor of tokens per step. 0: 1.5 for the tiny pair, 1.1 for others."""
     soak_s: float = 60.0
+    thorough: bool = False
+    """Ask also what takes an interpreter long: a prompt beyond the draft's window."""
     timeout_s: float = 180.0
     """Deadline of one request in seconds."""
 
@@ -70,6 +73,8 @@ class _Ladder:
         self.metas: list[dict[str, Any]] = []
         self.info: dict[str, Any] = {}
         self.seen: dict[str, Any] = {}
+        self.good: dict[str, Any] = {}
+        self._baselines: dict[str, dict[str, Any]] | None = None
 
     # -- live ------------------------------------------------------------------------------------------------------
     def look(self) -> dict[str, Any]:
@@ -246,6 +251,91 @@ class _Ladder:
             told.append(f"{width} requests at once: {rate:.1f} tokens/s")
         return _bad(*faults) if faults else _ok(*told)
 
+    def requests(self) -> _Verdict:
+        """Stop strings, grammars, a prompt beyond the draft's window."""
+        faults: list[str] = []
+        told: list[str] = []
+        for ask_one in (self._stop, self._grammar, self._long):
+            fault, words = ask_one()
+            if fault:
+                faults.append(fault)
+            elif words:
+                told.append(words)
+        return _bad(*faults, *told) if faults else _ok(*told)
+
+    def _post(self, data: dict[str, Any]) -> tuple[int, str, dict[str, Any], str]:
+        """(status, text, meta, fault) of one ``/generate``."""
+        try:
+            reply = request(
+                self.base_url, "/generate", data=data, key=self.options.key, timeout_s=self.options.timeout_s
+            )
+        except NoReply as error:
+            return 0, "", {}, error.detail
+        body = reply.json()
+        if reply.status != 200 or not isinstance(body, dict) or "text" not in body:
+            return reply.status, "", {}, reply.body[:200].decode("utf-8", "replace")
+        return 200, str(body["text"]), dict(body.get("meta_info") or {}), ""
+
+    def _stop(self) -> tuple[str, str]:
+        """An answer is cut where a string of its own middle is made a stop string."""
+        probe = next((p for p in self.probes() if isinstance(p.prompt, str)), GENERAL[0])
+        sampling: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": min(probe.max_tokens, 16)}
+        status, whole, _, fault = self._post({"text": probe.prompt, "sampling_params": sampling})
+        if status != 200:
+            return f"HTTP {status}: {fault}", ""
+        at = len(whole) // 2
+        stop = whole[at : at + 2]
+        if not stop.strip() or "\ufffd" in whole:
+            return "", "stop strings: the answer is too short to cut"
+        cut = whole[: whole.index(stop)]
+        status, text, _, fault = self._post({"text": probe.prompt, "sampling_params": {**sampling, "stop": [stop]}})
+        if status != 200:
+            return f"with a stop string: HTTP {status}: {fault}", ""
+        if text != cut:
+            return f"a stop string is not obeyed: {text[-40:]!r} is not {cut[-40:]!r} (stop {stop!r})", ""
+        return "", f"stop string {stop!r} obeyed"
+
+    def _grammar(self) -> tuple[str, str]:
+        """A grammar is obeyed, or refused by name; it is never ignored."""
+        if str(self.info.get("grammar_backend") or "none") == "none":
+            return "", "grammars: switched off"
+        sampling = {"temperature": 0.0, "max_new_tokens": 4, "regex": "(yes|no)"}
+        status, text, _, fault = self._post({"text": "Is water wet? Answer: ", "sampling_params": sampling})
+        if status in (400, 422, 501):
+            return "", f"grammars are refused: {fault[:100]}"
+        if status != 200:
+            return f"with a grammar: HTTP {status}: {fault}", ""
+        if not "yes".startswith(text[:3]) and not "no".startswith(text[:2]):
+            return f"a grammar is ignored: {text[:40]!r} does not match (yes|no)", ""
+        return "", f"grammar obeyed: {text!r}"
+
+    def _long(self) -> tuple[str, str]:
+        """A prompt longer than what the drafter sees, or than its usual training length."""
+        window = int(self.info.get("speculative_draft_window_size") or 0)
+        if self.settings.stack.device == "cpu" and not (self.options.thorough or window):
+            return "", "a long prompt: not asked of an interpreter"
+        context = int(self.info.get("context_length") or 0)
+        # Words are at least a token each with every tokenizer, bytes at most one.
+        count = max(2 * window, 200 if self.settings.stack.device == "cpu" else 3000)
+        if context:
+            count = min(count, (context - 64) // 8)
+        prompt = " ".join(("one two three four five six seven eight " * (count // 8 + 1)).split()[:count])
+        sampling = {"temperature": 0.0, "max_new_tokens": 24}
+        status, text, meta, fault = self._post({"text": prompt, "sampling_params": sampling})
+        if status != 200:
+            return f"a prompt of {count} words: HTTP {status}: {fault}", ""
+        if not text.strip():
+            return f"a prompt of {count} words: the completion is empty", ""
+        got = gather_acceptance([meta])
+        tokens = meta.get("prompt_tokens") or count
+        if window and got.steps >= 12 and not got.accepted:
+            return (
+                f"acceptance beyond the draft window of {window} tokens drops to zero (a prompt of {tokens} tokens)",
+                "",
+            )
+        length = f", {got.length:.2f} tokens a step" if got.steps else ""
+        return "", f"a prompt of {tokens} tokens is answered{length}"
+
     # -- spec ------------------------------------------------------------------------------------------------------
     def speculation(self) -> _Verdict:
         if not self.settings.speculative:
@@ -272,48 +362,99 @@ class _Ladder:
         if len(got.by_position) > 6 and got.by_position[0] > 0.3 and sum(got.by_position[4:]) == 0 and got.steps >= 100:
             return _bad("acceptance by position falls to zero after position 4", *told)
         chain = self._chain_length()
-        if chain is not None:
-            told.append(f"the drafter's first chain alone: {chain:.2f}")
-            if self.settings.algorithm == "DDTREE" and got.length < chain - 0.01:
+        if chain is not None and self.settings.algorithm == "DDTREE":
+            told.append(f"a chain alone: {chain:.2f}")
+            if got.length < chain - 0.05:
                 return _bad(
                     f"the tree accepts less than its own chain ({got.length:.2f} < {chain:.2f}): "
                     "the tree mask is ignored",
                     *told,
                 )
-        earlier = self._baseline(got.length)
-        if earlier is not None:
-            told.append(f"baseline {earlier:.2f}")
-            if got.length < 0.75 * earlier:
-                return _bad(f"acceptance collapsed: {got.length:.2f}, recorded for this release: {earlier:.2f}", *told)
+        return self._against_last_good(got, told)
+
+    def _against_last_good(self, got: Acceptance, told: list[str]) -> _Verdict:
+        """The figures of the last release of this pair that was found healthy on this host, if there was one."""
+        self.good = {
+            "stack": self.settings.stack.name,
+            "acceptance_length": got.length,
+            "by_position": list(got.by_position),
+            "tokens_per_s": self.data.get("tokens_per_s"),
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        }
+        last = self.baselines().get(self._key(self.settings.algorithm))
+        if last is None:
+            return _ok(*told, "the first healthy release of this pair here: its figures are kept")
+        told.append(f"last good release ({last['stack']}): {last['acceptance_length']:.2f}")
+        if got.length < 0.75 * last["acceptance_length"]:
+            return _bad(
+                f"acceptance collapsed: {got.length:.2f}, recorded for {last['stack']}: "
+                f"{last['acceptance_length']:.2f}",
+                *told,
+            )
+        for at, (now, before) in enumerate(zip(got.by_position[:6], last["by_position"], strict=False), 1):
+            if before >= 0.3 and now < 0.5 * before and got.steps >= 20:
+                return _bad(
+                    f"acceptance collapsed at position {at}: {now:.2f}, recorded for {last['stack']}: {before:.2f}",
+                    *told,
+                )
+        speed, usual = self.data.get("tokens_per_s"), last.get("tokens_per_s")
+        if speed and usual:
+            told.append(f"{speed:.1f} tokens/s, last good release {usual:.1f}")
+            # A CPU is shared with whatever else runs; a GPU is not.
+            if self.settings.stack.device == "cuda" and speed < 0.4 * usual:
+                return _bad(f"throughput collapsed: {speed:.1f} tokens/s, recorded: {usual:.1f}", *told)
         return _ok(*told)
 
     def _chain_length(self) -> float | None:
-        """Acceptance of the tree's first chain in the same steps, where the worker reports it."""
+        """Acceptance of the tree's first chain in the same steps where the worker reports it; else that of DFLASH with
+        the same pair and prompts, as recorded on this host."""
         values = [float(m["spec_chain_accept_length"]) for m in self.metas if m.get("spec_chain_accept_length")]
         if not values:
             states = self.info.get("internal_states") or [{}]
             values = [float(s["avg_spec_chain_accept_length"]) for s in states if s.get("avg_spec_chain_accept_length")]
-        return statistics.fmean(values) if values else None
+        if values:
+            return statistics.fmean(values)
+        recorded = self.baselines().get(self._key("DFLASH"))
+        return float(recorded["acceptance_length"]) if recorded else None
 
-    def _baseline(self, length: float) -> float | None:
-        """The acceptance length recorded for this release and pair; recorded now when there is none yet."""
-        path = posixpath.join(self.settings.root, "health-baseline.json")
-        key = "|".join(
-            (self.settings.stack.name, self.settings.algorithm, str(self.settings.budget), self.settings.model)
-        )
-        key += f"|{self.settings.draft_model}|{len(self.metas)}"
+    def _key(self, algorithm: str) -> str:
+        """What figures may be compared: the same pair and prompts."""
+        settings = self.settings
+        asked = hashlib.sha256(repr([probe.as_dict() for probe in self.probes()]).encode()).hexdigest()[:8]
+        nodes = str(settings.budget) if algorithm == "DDTREE" else ""
+        return "|".join((algorithm, nodes, settings.model, settings.draft_model, asked, str(self.options.concurrency)))
+
+    def baselines(self) -> dict[str, dict[str, Any]]:
+        """The recorded figures; entries that cannot be read are left out."""
+        if self._baselines is None:
+            try:
+                table = json.loads(self.host.read(self._baseline_file) or b"{}")
+                self._baselines = {
+                    str(key): {**row, "acceptance_length": float(row["acceptance_length"]),
+                               "by_position": [float(p) for p in row["by_position"]], "stack": str(row["stack"])}
+                    for key, row in table.items()
+                    if isinstance(row, dict) and "by_position" in row and "stack" in row
+                }  # fmt: skip
+            except (ValueError, KeyError, TypeError, AttributeError):
+                self._baselines = {}
+        return self._baselines
+
+    @property
+    def _baseline_file(self) -> str:
+        return posixpath.join(self.settings.root, "health-baseline.json")
+
+    def keep_good(self) -> None:
+        """This release was found healthy. Its figures replace those of another release, never its own: a slow decline
+        must not become the measure."""
+        key = self._key(self.settings.algorithm)
+        last = self.baselines().get(key)
+        if not self.good or (last is not None and last["stack"] == self.good["stack"]):
+            return
+        table = {**self.baselines(), key: self.good}
         try:
-            table = json.loads(self.host.read(path) or b"{}")
-            if isinstance(table.get(key), dict):
-                return float(table[key]["acceptance_length"])
-        except (ValueError, KeyError, TypeError, AttributeError):
-            table = {}
-        table[key] = {"acceptance_length": length, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
-        try:
-            self.host.write(path, json.dumps(table, indent=1).encode())
+            self.host.write(self._baseline_file, json.dumps(table, indent=1).encode())
         except DflashError:
             self.data["baseline"] = "could not be recorded"
-        return None
 
     # -- lossless, soak --------------------------------------------------------------------------------------------
     def lossless(self) -> _Verdict:
@@ -375,6 +516,7 @@ _RUNGS: tuple[tuple[str, Level, str, _Check], ...] = (
     ("patches", Level.READY, "every patched file has the bytes that were recorded", _Ladder.patches),
     ("completion", Level.GENERATE, "the weights and kernels compute what they should", _Ladder.completion),
     ("concurrent", Level.GENERATE, "batches larger than one work and do not mix requests", _Ladder.concurrent),
+    ("requests", Level.GENERATE, "stop strings, grammars and long prompts are obeyed or refused", _Ladder.requests),
     ("speculation", Level.SPEC, "the planned algorithm runs and the target accepts its drafts", _Ladder.speculation),
     ("lossless", Level.LOSSLESS, "speculation does not change greedy output", _Ladder.lossless),
     ("soak", Level.SOAK, "it stays right and does not grow under load", _Ladder.soak),
@@ -467,6 +609,8 @@ def check(
             broken = verdict.status in (RungStatus.FAILED, RungStatus.STARTING)
             if on_progress:
                 on_progress(rung)
+        if not broken:
+            ladder.keep_good()
     return HealthReport(settings.host, level, tuple(rungs), ladder.data)
 
 

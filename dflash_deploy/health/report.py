@@ -40,11 +40,12 @@ EXIT_CODES = {
     "patches": 94,
     "completion": 95,
     "concurrent": 96,
-    "speculation": 97,
-    "lossless": 98,
-    "soak": 99,
+    "requests": 97,
+    "speculation": 98,
+    "lossless": 99,
+    "soak": 100,
 }
-"""Exit code of ``health`` by the rung that does not hold: 9, and how high the ladder could be climbed."""
+"""Exit code of ``health`` by the rung that does not hold: 90, and how high the ladder could be climbed."""
 
 
 @dataclass(frozen=True)

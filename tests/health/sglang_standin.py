@@ -12,6 +12,7 @@ INFO = {
     "model_path": "/m/target",
     "speculative_algorithm": "DFLASH",
     "port": PORT,
+    "grammar_backend": "xgrammar",
     "internal_states": [{}],
 }
 
@@ -68,6 +69,11 @@ class Handler(BaseHTTPRequestHandler):
                 self.wfile.write(b"data: [DONE]\n\n")
             return None
         text = {"garbage": " xq zz", "repeat": " a a a a a a a a a a"}.get(mode, " cold.")
+        sampling = asked.get("sampling_params") or {}
+        for stop in sampling.get("stop") or () if mode != "ignores-stop" else ():
+            text = text[: text.index(stop)] if stop in text else text
+        if "regex" in sampling and mode != "ignores-grammar":
+            return self.send(400, {"error": {"message": "grammars are not supported with DFLASH"}})
         rows = {"collapsed": (12, 0, [12]), "decay": (60, 90, [10, 10, 20, 20, 0, 0, 0, 0])}
         steps, accepted, histogram = rows.get(mode, (4, 8, [0, 1, 2, 1]))
         meta = {

@@ -48,6 +48,7 @@ def test_healthy(standin: Standin) -> None:
         "patches",
         "completion",
         "concurrent",
+        "requests",
         "speculation",
     ]
     assert json.loads(json.dumps(report.as_dict()))["failed"] is None
@@ -68,6 +69,8 @@ def test_healthy(standin: Standin) -> None:
         ("decay", "speculation", "acceptance-window-decay"),
         ("ignored-mask", "speculation", "tree-mask-ignored"),
         ("no-spec", "speculation", ""),
+        ("ignores-stop", "requests", "wrong-answers"),
+        ("ignores-grammar", "requests", "wrong-answers"),
     ],
 )
 def test_state_is_named(standin: Standin, mode: str, rung: str, diagnosis: str) -> None:
@@ -141,7 +144,7 @@ def test_baseline_is_kept(standin: Standin) -> None:
     assert climb(standin).ok
     standin.mode("collapsed")
     report = climb(standin, options=replace(OPTIONS, min_acceptance=0.5))
-    assert report.failed and "recorded for this release: 3.00" in report.failed.evidence[0]
+    assert report.failed and "recorded for sglang-0.5.16-cpu: 3.00" in report.failed.evidence[0]
 
 
 def test_lossless(standin: Standin) -> None:
