@@ -8,7 +8,8 @@ from typing import Any
 
 from dflash_deploy.facts.parse import section
 
-ADDRESS = re.compile(r"\b(?:\d{1,3}\.){3}\d{1,3}\b")
+ADDRESS = re.compile(r"(?<![=<>~!]=)(?<![<>\w.])(?:\d{1,3}\.){3}\d{1,3}\b")
+"""Not the version of a requirement: ``nvidia-cudnn-cu13==9.19.0.56``."""
 UUID = re.compile(r"\b(GPU|MIG)-[0-9a-f-]{20,}\b", re.I)
 URL_HOST = re.compile(r"(://)([^/@\s]*@)?([^/:\s,]+)")
 LOOPBACK = ("127.0.0.1", "0.0.0.0")

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from dflash_deploy.audit.compare import compare
+from dflash_deploy.audit.report import audit
+from dflash_deploy.audit.request import build_case
 from dflash_deploy.audit.stacks import STACKS, choose_stacks, stack_for
 from dflash_deploy.facts import Facts
 from dflash_deploy.facts.redact import redact
@@ -85,9 +87,6 @@ def test_incompatible_host_exits_6(tmp_path: Path, schema: dict[str, Any]) -> No
 
 
 def test_every_case_prints(schema: dict[str, Any]) -> None:
-    from dflash_deploy.audit.report import audit
-    from dflash_deploy.audit.request import build_case
-
     for path in CASES:
         report = audit(build_case(Facts.from_json(facts_of(json.loads(path.read_text())))))
         follows(schema, json.loads(json.dumps(report.as_dict())))
@@ -147,6 +146,16 @@ def test_driver_decides_the_stack() -> None:
     assert not refused.fits and "driver >= 580" in " ".join(refused.reasons) and refused.changes
 
 
+def test_a_stack_is_not_judged_by_an_environment_of_another_release() -> None:
+    facts = host("healthy-h200-cu130")
+    other = audit(build_case(facts, stack="sglang-0.5.23-cu130"))
+    assert other.compatible and not [f for f in other.findings if f.where == "venv" and f.severity in ("fail", "warn")]
+    present = next(f for f in other.findings if f.rule == "venv-present")
+    assert present.severity == "not-applicable" and "another release" in present.message
+    same = audit(build_case(facts, stack="sglang-0.5.16-cu130"))
+    assert same.coverage["ran"] > other.coverage["ran"] + 10
+
+
 def test_copied_venv_story() -> None:
     old, new = host("healthy-h200-cu128"), host("healthy-h200-cu130")
     back = {item.what: item for item in compare(new, old)}
@@ -167,5 +176,7 @@ def test_redaction_removes_names() -> None:
     text = json.dumps(found)
     for secret in ("gpu-host", "serve/", "alice", "corp", "01234567", "10.1.2.3", "fe80", "bob", ".lan"):
         assert secret not in text
+    pin = "nvidia-cudnn-cu13==9.15.1.9; platform_system == 'Linux'"
+    assert redact({"requires": [pin, "10.1.2.3"]})["requires"] == [pin, "0.0.0.0"]
     assert found["env"]["no_proxy"] == "localhost,127.0.0.1,host,host"
     assert Facts.from_json(redact(raw)).driver == Facts.from_json(raw).driver

@@ -72,10 +72,14 @@ class Case:
 
     @property
     def environments(self) -> Sequence[Mapping[str, Any]]:
-        """The environments to judge: those asked for, else those that hold SGLang."""
+        """The environments to judge: those asked for, else those that hold SGLang; with a stack, only such as hold its
+        release, because it would be installed anew beside any other."""
         found = self.items("venvs", "environments")
         asked = [item for item in found if item.get("asked")]
-        return [item for item in asked or found if item.get("exists") and (asked or version_of(item, "sglang"))]
+        there = [item for item in asked or found if item.get("exists")]
+        if self.stack is not None:
+            return [item for item in there if version_of(item, "sglang") == self.stack.sglang]
+        return there if asked else [item for item in there if version_of(item, "sglang")]
 
     @property
     def gpus(self) -> Sequence[Gpu]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dflash_deploy.audit.rules.base import Case, Verdict, fail, label, ok, rule, unknown, warn
+from dflash_deploy.audit.rules.base import Case, Verdict, fail, label, na, ok, rule, unknown, warn
 from dflash_deploy.facts.parse import texts
 from dflash_deploy.model import Where
 
@@ -36,8 +36,11 @@ def venv_python_resolves(case: Case) -> Iterator[Verdict]:
 @rule("venv-present", Where.VENV, weight=1)
 def venv_present(case: Case) -> Iterator[Verdict]:
     """An environment that was asked for must be there to be judged. Nothing else can be said of one that is not."""
+    judged = [label(environment) for environment in case.environments]
     for item in case.items("venvs", "environments"):
-        if item.get("asked") and item.get("exists") is False and case.stack is None:
+        if item.get("asked") and item.get("exists") and label(item) not in judged and case.stack is not None:
+            yield na(f"{label(item)} holds another release than {case.stack.name} and was not judged")
+        elif item.get("asked") and item.get("exists") is False and case.stack is None:
             yield warn(
                 f"{label(item)} is not there: nothing is installed that could be judged",
                 (),
