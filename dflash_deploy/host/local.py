@@ -74,7 +74,7 @@ class LocalHost:
         collector.reader("stderr", process.stderr.read)
         if input and process.stdin is not None:
             threading.Thread(target=_feed, args=(process.stdin, input), daemon=True).start()
-        finished = False
+        finished, ended = False, 0.0
         self._begun += 1
         try:
             while not collector.ended:
@@ -84,8 +84,11 @@ class LocalHost:
                 if left <= 0:
                     raise _timed_out(self.name, words, timeout_s, collector)
                 took = collector.take(min(left, 0.2))
-                if not took and process.poll() is not None and time.monotonic() - collector.last > SILENCE_S:
-                    break
+                # While there is something to read, it is waited for: a busy machine reads late.
+                if not took and process.poll() is not None and not _pending(process, collector):
+                    ended = ended or time.monotonic()
+                    if time.monotonic() - max(collector.last, ended) > SILENCE_S:
+                        break
             try:
                 code = process.wait(max(0.0, began + timeout_s - time.monotonic()))
             except subprocess.TimeoutExpired:
@@ -331,6 +334,14 @@ def follow_file(path: Path, offset: int, poll_s: float) -> Iterator[bytes]:
     finally:
         if handle is not None:
             handle.close()
+
+
+def _pending(process: subprocess.Popen[bytes], collector: Collector) -> bool:
+    """Output, or its end, that nobody has read yet."""
+    streams = {"stdout": process.stdout, "stderr": process.stderr}
+    unread = [stream for name, stream in streams.items() if stream and name in collector.open]
+    ready, _, _ = select.select(unread, [], [], 0)
+    return bool(ready)
 
 
 def _pump(process: subprocess.Popen[bytes], feed: Iterable[bytes], broken: list[BaseException]) -> None:

@@ -320,6 +320,7 @@ class SshHost:
         for name, recv in (("stdout", channel.recv), ("stderr", channel.recv_stderr)):
             collector.reader(name, markers[name].wrap(recv))
         threading.Thread(target=_feed, args=(channel, feed), daemon=True).start()
+        ended = 0.0
         finished = False
         try:
             while not collector.ended:
@@ -327,8 +328,11 @@ class SshHost:
                 if left <= 0:
                     raise self._timed_out(words, timeout_s, collector)
                 took = collector.take(min(left, 0.2))
-                if not took and channel.exit_status_ready() and time.monotonic() - collector.last > SILENCE_S:
-                    break
+                # Once the end of its output has come, the rest is only waited for: a busy machine reads late.
+                if not took and channel.exit_status_ready() and not channel.eof_received:
+                    ended = ended or time.monotonic()
+                    if time.monotonic() - max(collector.last, ended) > SILENCE_S:
+                        break
             while not channel.exit_status_ready():
                 if time.monotonic() > began + timeout_s:
                     raise self._timed_out(words, timeout_s, collector)
@@ -601,6 +605,8 @@ class SshHost:
             if not result.ok:
                 raise self._not_taken(source, target, result.err)
             found = (result.out.split() or [""])[0]
+            if not found:
+                raise self._not_taken(source, target, "the host did not say what arrived")
             if found == sha256:
                 moved = self._run(("mv", "-f", part, target), (), None, 60.0, None)
                 if not moved.ok:

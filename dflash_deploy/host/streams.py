@@ -19,8 +19,8 @@ from dflash_deploy.errors import CommandFailed
 EXIT_NOT_EXECUTABLE = 126
 EXIT_NOT_FOUND = 127
 SILENCE_S = 2.0
-"""A command that ended while a child of it still holds its output open is waited for this long, counted from the last
-output."""
+"""A command that ended while a child of it still holds its output open is waited for this long, counted from its end or
+the last output, whichever is later."""
 
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
@@ -113,6 +113,11 @@ class Collector:
     def ended(self) -> bool:
         """Both streams came to their end."""
         return not self._open
+
+    @property
+    def open(self) -> frozenset[str]:
+        """Streams whose end has not come."""
+        return frozenset(self._open)
 
     def stop(self) -> None:
         """Let the reader threads go."""

@@ -7,7 +7,7 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -309,3 +309,28 @@ def test_home(host: Host) -> None:
 def test_closing_twice_is_harmless(host: Host) -> None:
     host.close()
     host.close()
+
+
+def test_the_last_word_is_not_lost_on_a_busy_machine(real: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that comes late finds what the command said before it ended."""
+    from dflash_deploy.host.streams import Collector
+
+    whole = Collector.reader
+
+    def late(self: Collector, stream: str, recv: Callable[[int], bytes]) -> threading.Thread:
+        def slow(size: int) -> bytes:
+            chunk = recv(size)
+            if b"word" in chunk:
+                time.sleep(3)
+            return chunk
+
+        return whole(self, stream, slow)
+
+    monkeypatch.setattr(Collector, "reader", late)
+    assert real.run(["sh", "-c", "echo word"]).out == "word\n"
+
+
+def test_a_child_that_holds_one_stream_open_is_not_waited_for(real: Host) -> None:
+    began = time.monotonic()
+    result = real.run(["sh", "-c", "sleep 25 2>/dev/null & echo begun"], timeout_s=60)
+    assert result.out == "begun\n" and time.monotonic() - began < 20
