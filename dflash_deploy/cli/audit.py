@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dflash_deploy.facts import Facts
     from dflash_deploy.inventory import Target
 
-HELP_HOST = "'local', a name in hosts.toml, a Host of ~/.ssh/config, or user@host:port."
+HELP_HOST = "'local', a host or group in hosts.toml, a Host of ~/.ssh/config, or user@host:port."
 
 
 def read_facts(path: Path) -> Facts:

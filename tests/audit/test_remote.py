@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.resources
 import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.audit.test_commands import call
+from tests.audit.test_commands import call, follows
 from tests.audit.test_wheels import build_venv
 from tests.hosts.loopback import Sshd
 
@@ -50,6 +51,11 @@ def test_several_hosts_at_once(new_sshd: Callable[..., Sshd], tmp_path: Path) ->
     options = ("--inventory", hosts, "--venv", str(venv), "--connect-timeout", "0.5", "--save", str(tmp_path / "facts"))
     done = call("audit", "a", "b", "gone", "local", "--parallel", "3", "--json", *options)
     answer = json.loads(done.stdout)
+    schema = json.loads(importlib.resources.files("dflash_deploy.audit").joinpath("report.schema.json").read_text())
+    follows(schema["$defs"]["fleet"], answer)
+    for host in answer["hosts"]:
+        if host["report"]:
+            follows(schema, host["report"])
     assert [host["host"] for host in answer["hosts"]] == ["a", "b", "gone", "local"]
     assert answer["hosts"][2]["report"] is None and answer["hosts"][2]["error"]["exit_code"] == 3
     codes = [0 if host["report"]["compatible"] else 6 for host in answer["hosts"] if host["report"]]
