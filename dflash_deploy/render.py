@@ -4,7 +4,7 @@ markup."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -228,3 +228,24 @@ def print_hosts(command: str, rows: Sequence[Mapping[str, Any]]) -> None:
     left = sum(row["status"] == "not begun" for row in rows)
     done = len(rows) - failed - left
     out.print(f"{done} done, {failed} failed" + (f", {left} not begun" if left else ""))
+
+
+def print_rows(rows: Iterable[tuple[str, str, str]], indent: int = 10) -> None:
+    """Lines of a label, a text and a style: plain in a pipe; on a terminal wrapped beside the label. A label of words
+    keeps the style to itself; one in capitals, ``next`` and an empty one share it with their text.
+    """
+    if not sys.stdout.isatty():
+        for label, text, _ in rows:
+            print(f"{label:<{indent}}{text}" if label else text)
+        return
+    out = console()
+    for label, text, style in rows:
+        if not label:
+            out.print(Text(text, style))
+            continue
+        grid = Table.grid(padding=(0, 1))
+        grid.add_column(width=max(indent - 1, len(label)), no_wrap=True)
+        grid.add_column(overflow="fold")
+        shared = label.isupper() or not label.strip() or label in ("next", "see", "|")
+        grid.add_row(Text(label, style or "bold"), Text(text, style if shared else ""))
+        out.print(grid)

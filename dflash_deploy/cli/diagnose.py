@@ -15,7 +15,7 @@ from dflash_deploy.errors import DflashError, UsageError
 
 if TYPE_CHECKING:
     from dflash_deploy.cli.deployment import Deployment
-    from dflash_deploy.diagnose import Diagnosis
+    from dflash_deploy.diagnose import Cause, Diagnosis
 
 CHUNK = 1 << 20
 
@@ -161,47 +161,53 @@ def _parts(here: Deployment, seen: dict[str, Any]) -> tuple[dict[str, Any], tupl
     return parts, (here.api_key(), *hidden)
 
 
+Row = tuple[str, str, str]
+"""Label, text, style."""
+
+
 def _tell(source: str, found: Diagnosis) -> None:
-    for line in lines(source, found):
-        print(line)
+    from dflash_deploy.render import print_rows
+
+    print_rows(rows(source, found))
 
 
-def lines(source: str, found: Diagnosis) -> Iterator[str]:
+def rows(source: str, found: Diagnosis) -> Iterator[Row]:
     """The diagnosis for people."""
-    yield f"{source}: {found.lines} lines, {found.starts} start(s), phase {found.phase}"
+    yield "", f"{source}: {found.lines} lines, {found.starts} start(s), phase {found.phase}", "bold"
     for number, old in enumerate(found.earlier, 1):
-        yield f"failed start {number} before: {f'{old.id}: {old.title}' if old else 'cause not known'}"
+        told = f"{old.id}: {old.title}" if old else "cause not known"
+        yield "", f"failed start {number} of {len(found.earlier)} before: {told}", "yellow"
     if not found.failed:
-        yield "no failure is visible in this log" + (" since the last start" if found.earlier else "")
+        since = " since the last start" if found.earlier else ""
+        yield "", f"no failure is visible in this log{since}", "green"
         if found.earlier and (last := found.earlier[-1]):
             yield from _cause(source, "LAST FAILURE", last)
         return
     if found.primary:
         yield from _cause(source, "PRIMARY", found.primary)
     else:
-        yield "the cause is not known"
+        yield "", "the cause is not known", "bold red"
     for other in found.others:
-        yield f"also     {other.id} (line {other.line}): {other.title}"
+        yield "also", f"{other.id} (line {other.line}): {other.title}", ""
     for error in found.first_errors:
-        yield f"first exception of {error.rank or 'the main process'} (line {error.line}): {error.exception[:300]}"
+        who = error.rank or "the main process"
+        yield "first", f"exception of {who} (line {error.line}): {error.exception[:300]}", ""
     if not found.primary:
         for line in found.first_errors[0].lines[-12:] if found.first_errors else found.context[-12:]:
-            yield f"  {line}"
-        yield f"next: dflash-deploy diagnose {source} --bundle FILE"
+            yield "|", line, "dim"
+        yield "next", f"dflash-deploy diagnose {source} --bundle FILE", "cyan"
 
 
-def _cause(source: str, mark: str, cause: Any) -> Iterator[str]:
+def _cause(source: str, mark: str, cause: Cause) -> Iterator[Row]:
     host = source if source != "-" and not Path(source).is_file() else "HOST"
-    yield f"{mark}  {cause.id}: {cause.title}"
-    yield f"  cause     {cause.cause}"
-    if cause.line:
-        yield f"  evidence  line {cause.line}{' ' + cause.rank if cause.rank else ''}: {cause.evidence.strip()[:300]}"
-    else:
-        yield f"  evidence  seen on the host: {cause.evidence.strip()[:300]}"
-    yield f"  act on    {cause.where}"
-    yield f"  next      {cause.next.replace('HOST', host)}"
+    yield mark, f"{cause.id}: {cause.title}", "bold red"
+    yield "cause", cause.cause, ""
+    where = f"line {cause.line}{' ' + cause.rank if cause.rank else ''}" if cause.line else "seen on the host"
+    yield "evidence", f"{where}: {cause.evidence.strip()[:300]}", ""
+    yield "act on", cause.where, ""
+    yield "next", cause.next.replace("HOST", host), "cyan"
     if cause.ref:
-        yield f"  see       {', '.join(cause.ref)}"
+        yield "see", ", ".join(cause.ref), "dim"
 
 
 def register(app: typer.Typer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import threading
 import time
@@ -75,7 +76,9 @@ class _Talk:
 
     def rung(self, name: str, rung: Rung) -> None:
         first = rung.evidence[0] if rung.evidence else ""
-        _say(f"  {name}  {rung.name:<12} {MARKS[rung.status]:<8} {rung.seconds:6.1f} s  {first}")
+        line = f"  {name}  {rung.name:<12} {MARKS[rung.status]:<8} {rung.seconds:6.1f} s  {first}"
+        # On a terminal the whole of it comes in the report below.
+        _say(line[: shutil.get_terminal_size().columns - 1] if sys.stderr.isatty() else line)
 
     def round(self, reports: Mapping[str, HealthReport], errors: Mapping[str, DflashError]) -> None: ...
 
@@ -178,20 +181,18 @@ def _figures(report: HealthReport) -> str:
 
 
 def _show(report: HealthReport) -> None:
-    from rich.console import Console
-    from rich.text import Text
+    from dflash_deploy.render import print_rows
 
-    # Text for a pipe stays as it is; on a terminal it is wrapped and marked.
-    out = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
-    verdict = Text("healthy", "bold green") if report.ok else Text("NOT healthy", "bold red")
-    out.print(Text(f"{report.host}: ") + verdict + Text(f" (level {report.level}, {report.data.get('url', '')})"))
+    verdict = "healthy" if report.ok else "NOT healthy"
+    head = f"{report.host}: {verdict} (level {report.level}, {report.data.get('url', '')})"
+    rows = [("", head, "bold green" if report.ok else "bold red")]
     for rung in report.rungs:
-        out.print(Text(f"  {MARKS[rung.status]:<9}", STYLES[rung.status]) + Text(f"{rung.name:<13}{rung.proves}"))
+        rows.append((f"  {MARKS[rung.status]:<9}{rung.name}", rung.proves, STYLES[rung.status]))
         lines = [*rung.evidence]
         lines += [f"diagnosis: {rung.diagnosis}"] if rung.diagnosis else []
         lines += [f"next: {rung.hint}"] if rung.hint else []
-        for line in lines:
-            out.print(Text(f"{'':11}{line}", "dim" if rung.status == "ok" else ""))
+        rows += [("          ", line, "dim" if rung.status == "ok" else "") for line in lines]
+    print_rows(rows, indent=24)
 
 
 def health(
