@@ -59,11 +59,14 @@ def status(
 ) -> None:
     """Say whether the service runs. Exit 9 when it does not."""
     from dflash_deploy.cli.deployment import deployed
+    from dflash_deploy.cli.patch import PACKAGE
     from dflash_deploy.execute import described
+    from dflash_deploy.patching.unchanged import standing
 
     with deployed(host, place.given()) as here:
         state = here.seen_service()
         lock = described(here.look.lock, here.look.lock_age) if here.look.lock is not None else None
+        patches = standing(here.host, here.settings.venv, PACKAGE)
     if as_json:
         emit_json(
             {
@@ -73,6 +76,7 @@ def status(
                 "lock": lock,
                 "release": here.settings.release,
                 "current": here.look.current,
+                "patches": patches.as_dict(),
                 **state.as_dict(),
             }
         )
@@ -92,6 +96,10 @@ def status(
         print(
             f"kept by {here.settings.mode}{', starts at boot' if state.enabled else ''}; log {here.settings.log_file}"
         )
+        if not patches.as_left:
+            what = "overwritten (reinstalled?)" if patches.overwritten else "changed by somebody else"
+            count, first = len((*patches.overwritten, *patches.changed)), (*patches.overwritten, *patches.changed)[0]
+            print(f"patches {', '.join(patches.sets)}: {count} files {what}, first {first}: run up again")
         if state.orphans:
             print(f"left over: {', '.join(map(str, state.orphans))}")
         if lock is not None:

@@ -131,22 +131,35 @@ def _present(files: Mapping[str, bytes], trees: _Trees, present: Present) -> boo
     return True
 
 
-def run(files: Mapping[str, bytes | None], patches: Sequence[Patch]) -> Outcome:
-    """Judge and apply ``patches`` to ``files``: path in the package → bytes, None when there is no such file."""
+def superseded(files: Mapping[str, bytes | None], each: PatchSet) -> bool:
+    """Whether upstream has what the whole set is for. ``files`` are as upstream has them."""
+    if each.superseded is None:
+        return False
+    here = {path: data for path, data in files.items() if data is not None}
+    return _present(here, _Trees(here), each.superseded)
+
+
+def run(files: Mapping[str, bytes | None], patches: Sequence[Patch], *, explain: bool = True) -> Outcome:
+    """Judge and apply ``patches`` to ``files``: path in the package → bytes, None when there is no such file.
+
+    Args:
+        explain: look through whole files for the nearest candidates of an anchor that is not there.
+    """
     collecting = gc.isenabled()
     gc.disable()  # millions of live nodes and no cycles to free: the collector takes a third of the time
     try:
-        return _run(files, patches)
+        return _run(files, patches, explain)
     finally:
         if collecting:
             gc.enable()
 
 
-def _run(files: Mapping[str, bytes | None], patches: Sequence[Patch]) -> Outcome:
+def _run(files: Mapping[str, bytes | None], patches: Sequence[Patch], explain: bool) -> Outcome:
     here = {path: data for path, data in files.items() if data is not None}
     before = _Trees(here)
     works: dict[str, _Work] = {}
-    verdicts = [_edit(here, works, [p for p in patches if p.file == patch.file], patch, before) for patch in patches]
+    together = {p.file: [q for q in patches if q.file == p.file] for p in patches}
+    verdicts = [_edit(here, works, together[patch.file], patch, before, explain) for patch in patches]
     edited = {v.file for v in verdicts if v.state is State.ABSENT}
     new = {path: works[path].rendered() for path in sorted(edited)}
     after = before.updated(new)
@@ -224,7 +237,12 @@ def _names_its_place(edit: Edit) -> bool:
 
 
 def _edit(
-    files: Mapping[str, bytes], works: dict[str, _Work], together: Sequence[Patch], patch: Patch, before: _Trees
+    files: Mapping[str, bytes],
+    works: dict[str, _Work],
+    together: Sequence[Patch],
+    patch: Patch,
+    before: _Trees,
+    explain: bool,
 ) -> Verdict:
     source = files.get(patch.file)
     if source is None:
@@ -246,7 +264,7 @@ def _edit(
         try:
             work.module = _edited(work.module, patch)
         except PatchError:
-            if not work.whole():
+            if not explain or not work.whole():
                 raise
             work.module = _edited(work.module, patch)
     except AnchorAmbiguous as error:

@@ -9,6 +9,7 @@ from typing import Any
 
 from dflash_deploy.errors import ForeignEdit, HostChanged, Incompatible, PatchError, UnsupportedVersion, UsageError
 from dflash_deploy.patching import engine
+from dflash_deploy.patching.engine import Outcome
 from dflash_deploy.patching.manifest import Entry, Manifest, digest, payload_digest
 from dflash_deploy.patching.patch import PatchSet, State, Verdict
 
@@ -181,7 +182,13 @@ def judge(
     old = facts.manifest
     base, foreign, overwritten = _pristine(facts)
     obstacles: list[PatchError | HostChanged | Incompatible] = [*_tree_obstacles(facts, foreign, allow_dirty)]
-    for each in sets:
+    prefix = f"{facts.package}/"
+    inside = {path.removeprefix(prefix): data for path, data in base.items() if path.startswith(prefix)}
+    upstream = [each for each in sets if engine.superseded(inside, each)]
+    live = [each for each in sets if each not in upstream]
+    if payload is not None and not any(each.payload for each in live):
+        payload = {}
+    for each in live:
         if facts.version is None or (not each.supports(facts.version) and not allow_untested):
             obstacles.append(
                 UnsupportedVersion(
@@ -190,9 +197,7 @@ def judge(
                     hint="install a supported release, or try --allow-untested",
                 )
             )
-    prefix = f"{facts.package}/"
-    inside = {path.removeprefix(prefix): data for path, data in base.items() if path.startswith(prefix)}
-    outcome = engine.run(inside, engine.patches_of(sets))
+    outcome = _remembering(engine.run(inside, engine.patches_of(live)), live)
     if not any(isinstance(o, (ForeignEdit, UnsupportedVersion)) for o in obstacles):
         try:
             outcome.check()
@@ -227,7 +232,7 @@ def judge(
     pending = {change.path for change in changes}
     verdicts = tuple(
         replace(v, state=State.APPLIED) if v.state is State.ABSENT and prefix + v.file not in pending else v
-        for v in outcome.verdicts
+        for v in (*outcome.verdicts, *(v for each in upstream for v in _upstream(each)))
     )
     hash_ = payload_digest(payload) if payload is not None else (old.payload if old else "")
     manifest = Manifest(
@@ -257,6 +262,26 @@ def judge(
         payload_changed,
         tuple(obstacles),
     )
+
+
+def _upstream(each: PatchSet) -> list[Verdict]:
+    assert each.superseded is not None
+    detail = f"upstream has {each.superseded.name}: the set {each.name} is not needed"
+    return [Verdict(patch.name, patch.file, State.SUPERSEDED, detail) for patch in each.patches]
+
+
+def _remembering(outcome: Outcome, sets: Sequence[PatchSet]) -> Outcome:
+    """The outcome, where each obstacle also says in which releases its anchor was last seen."""
+    seen = {patch: releases for each in sets for patch, releases in each.seen.items()}
+
+    def told(verdict: Verdict) -> Verdict:
+        if verdict.state not in (State.CONFLICT, State.AMBIGUOUS) or not seen.get(verdict.patch):
+            return verdict
+        releases = seen[verdict.patch]
+        span = releases[-1] if len(releases) == 1 else f"{releases[0]} to {releases[-1]} ({len(releases)} releases)"
+        return replace(verdict, evidence=(*verdict.evidence, f"this anchor was last seen in: {span}"))
+
+    return replace(outcome, verdicts=tuple(told(v) for v in outcome.verdicts))
 
 
 def _pristine(facts: TreeFacts) -> tuple[dict[str, bytes | None], tuple[tuple[str, str], ...], tuple[str, ...]]:

@@ -62,8 +62,8 @@ them too. Lines of this set's own name are marked with a trailing comment, which
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -189,6 +189,10 @@ class PatchSet:
     payload: bool = False
     """The injected code imports the payload package."""
     summary: str = ""
+    superseded: Present | None = None
+    """What upstream would define if it had what this set is for: then none of its patches is applied."""
+    seen: Mapping[str, tuple[str, ...]] = field(default_factory=dict, compare=False)
+    """Patch name → releases, oldest first, whose trees held its anchor when the sets were last tried on all."""
 
     def supports(self, version: str) -> bool:
         """Whether ``version`` is in the range (pre- and post-releases included)."""
@@ -198,6 +202,8 @@ class PatchSet:
     def files(self) -> tuple[str, ...]:
         """Every file that is edited or read for a contract, sorted."""
         names = {p.file for p in self.patches}
+        if self.superseded is not None:
+            names.add(self.superseded.file)
         for patch in self.patches:
             names.update(c.file for c in patch.contract)
             if patch.superseded is not None:

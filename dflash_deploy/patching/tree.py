@@ -17,7 +17,7 @@ from dflash_deploy.model import Status, StepOutcome
 from dflash_deploy.patching import manifest
 from dflash_deploy.patching.judge import Change, TreeFacts, TreeState, check_sets, judge, reversal
 from dflash_deploy.patching.manifest import load_payload
-from dflash_deploy.patching.patch import PatchSet
+from dflash_deploy.patching.patch import PatchSet, State
 from dflash_deploy.patching.remote import TreeHost, ask
 
 
@@ -151,7 +151,9 @@ def apply(
         if state.manifest is not None and state.facts.manifest is not None and state.manifest != state.facts.manifest:
             # Only what the next run is told has changed, as after an update of the tool.
             _commit(host, state.facts, "apply", (), state.manifest)
-        return [*outcomes, StepOutcome("patch", Status.OK, f"{names}: nothing to do", time.monotonic() - began)]
+        upstream = sorted({v.detail for v in state.verdicts if v.state is State.SUPERSEDED and "the set" in v.detail})
+        detail = "; ".join([f"{names}: nothing to do", *upstream])
+        return [*outcomes, StepOutcome("patch", Status.OK, detail, time.monotonic() - began)]
     assert state.manifest is not None
     _commit(host, state.facts, "apply", state.changes, state.manifest)
     detail = f"{names}: {len(state.changes)} files"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from dflash_deploy.errors import UsageError
 from dflash_deploy.patching import manifest
 from dflash_deploy.patching.manifest import Manifest, load_payload, payload_digest
 from dflash_deploy.patching.remote import TreeHost, ask
@@ -19,6 +21,45 @@ def rules_digest(folders: Iterable[Path]) -> str:
             found.update(f"{folder.name}/{path.relative_to(folder).as_posix()}\0".encode())
             found.update(hashlib.sha256(path.read_bytes()).digest())
     return found.hexdigest()
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What is applied to a tree, and which of its files are not as they were left."""
+
+    sets: tuple[str, ...] = ()
+    overwritten: tuple[str, ...] = ()
+    """Pristine again, or gone: somebody installed the package anew."""
+    changed: tuple[str, ...] = ()
+    """Neither pristine nor patched."""
+
+    @property
+    def as_left(self) -> bool:
+        """Nothing differs."""
+        return not self.overwritten and not self.changed
+
+    def as_dict(self) -> dict[str, object]:
+        """JSON data."""
+        return {"sets": list(self.sets), "overwritten": list(self.overwritten), "changed": list(self.changed)}
+
+
+def standing(host: TreeHost, path: str, package: str) -> Standing:
+    """Where the patched files stand, in one round trip. Without a package or a manifest: nothing is applied.
+
+    Raises:
+        DflashError: the host does not answer, or the manifest cannot be read.
+    """
+    try:
+        answer = ask(host, path, {"op": "verify", "path": path, "package": package})
+    except UsageError:
+        return Standing()
+    applied = manifest.parse(answer["manifest"])
+    if applied is None:
+        return Standing()
+    now = answer["digests"]
+    differ = [(name, entry) for name, entry in sorted(applied.files.items()) if now.get(name) != entry.patched]
+    anew = [name for name, entry in differ if now.get(name, "") in (entry.pristine, "")]
+    return Standing(applied.sets, tuple(anew), tuple(name for name, _ in differ if name not in anew))
 
 
 def unchanged(

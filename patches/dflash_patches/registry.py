@@ -6,7 +6,10 @@ Ranges of one name never overlap.
 from __future__ import annotations
 
 import importlib
+import json
+from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 from packaging.version import Version
 
@@ -20,15 +23,29 @@ GENERATIONS = ("sglang_0_5_10_post1", "sglang_0_5_16", "sglang_0_5_17", "sglang_
 MODULES = tuple(f"{generation}.{name}" for generation in GENERATIONS for name in ("ddtree", "cpu"))
 """In each, every :class:`PatchSet` at module level counts."""
 
+SEEN = Path(__file__).with_name("seen.json")
+"""``generation:set`` → patch → releases that held its anchor; written by ``python -m tests.patches.matrix``."""
+
+
+@cache
+def by_generation() -> tuple[tuple[str, PatchSet], ...]:
+    """(generation, set) of every set, in the order of :data:`MODULES`."""
+    found: list[tuple[str, PatchSet]] = []
+    seen = json.loads(SEEN.read_text("utf-8"))
+    for name in MODULES:
+        module = importlib.import_module(f"dflash_patches.{name}")
+        generation = name.partition(".")[0]
+        for value in vars(module).values():
+            if isinstance(value, PatchSet):
+                held = seen.get(f"{generation}:{value.name}", {})
+                found.append((generation, replace(value, seen={patch: tuple(held[patch]) for patch in held})))
+    return tuple(found)
+
 
 @cache
 def all_sets() -> tuple[PatchSet, ...]:
     """Every set, in the order of :data:`MODULES`."""
-    sets: list[PatchSet] = []
-    for name in MODULES:
-        module = importlib.import_module(f"dflash_patches.{name}")
-        sets += [value for value in vars(module).values() if isinstance(value, PatchSet)]
-    return tuple(sets)
+    return tuple(each for _, each in by_generation())
 
 
 def names() -> tuple[str, ...]:

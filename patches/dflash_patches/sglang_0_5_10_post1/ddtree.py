@@ -923,4 +923,5 @@ DDTREE = PatchSet(
     tested=("0.5.10.post1",),
     payload=True,
     summary="algorithms DFLASH and DDTREE, which the release lacks: draft a block, verify a chain or a tree in one pass",
+    superseded=Present(SPEC_INFO, "SpeculativeAlgorithm.DDTREE"),
 )

@@ -5,7 +5,7 @@ Hooks only; the worker, the arguments' handling and the kernels are in ``dflash_
 
 from __future__ import annotations
 
-from dflash_deploy.patching.patch import Contract, PatchSet
+from dflash_deploy.patching.patch import Contract, PatchSet, Present
 from dflash_patches.shared import ddtree
 
 WORKER = ddtree.worker(
@@ -41,4 +41,5 @@ DDTREE = PatchSet(
     tested=("0.5.16",),
     payload=True,
     summary="algorithm DDTREE beside DFLASH: a tree of the drafter's marginals, verified in one pass",
+    superseded=Present(ddtree.SPEC_INFO, "SpeculativeAlgorithm.DDTREE"),
 )

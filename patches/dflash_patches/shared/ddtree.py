@@ -651,4 +651,5 @@ def ddtree_set(
         tested=releases,
         payload=True,
         summary="algorithm DDTREE beside DFLASH: a tree of the drafter's marginals, verified in one pass",
+        superseded=Present(SPEC_INFO, "SpeculativeAlgorithm.DDTREE"),
     )
