@@ -24,7 +24,7 @@ MODULES = tuple(f"{generation}.{name}" for generation in GENERATIONS for name in
 """In each, every :class:`PatchSet` at module level counts."""
 
 SEEN = Path(__file__).with_name("seen.json")
-"""``generation:set`` → patch → releases that held its anchor; written by ``python -m tests.patches.matrix``."""
+"""``generation:set`` → patch → releases that held its anchor, oldest first; written by ``python -m tests.patches.matrix``."""
 
 
 @cache
@@ -38,7 +38,7 @@ def by_generation() -> tuple[tuple[str, PatchSet], ...]:
         for value in vars(module).values():
             if isinstance(value, PatchSet):
                 held = seen.get(f"{generation}:{value.name}", {})
-                found.append((generation, replace(value, seen={patch: tuple(held[patch]) for patch in held})))
+                found.append((generation, replace(value, seen={patch: tuple(held[patch].split()) for patch in held})))
     return tuple(found)
 
 

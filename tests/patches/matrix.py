@@ -234,7 +234,8 @@ def main() -> None:
     if given.write:
         TABLE.parent.mkdir(parents=True, exist_ok=True)
         TABLE.write_text(json.dumps({"releases": rows}, indent=1) + "\n", "utf-8")
-        registry.SEEN.write_text(json.dumps(seen, indent=1, sort_keys=True) + "\n", "utf-8")
+        held = {name: {patch: " ".join(found) for patch, found in each.items()} for name, each in seen.items()}
+        registry.SEEN.write_text(json.dumps(held, indent=1, sort_keys=True) + "\n", "utf-8")
         head, _, rest = README.read_text("utf-8").partition(BEGIN)
         README.write_text(f"{head}{BEGIN}\n{table(rows)}\n{END}{rest.partition(END)[2]}", "utf-8")
 
