@@ -12,7 +12,7 @@ import pytest
 
 from dflash_deploy.assets import templates_dir
 from dflash_deploy.errors import UsageError
-from dflash_deploy.facts import Facts
+from dflash_deploy.facts import Facts, Gpu
 from dflash_deploy.plan.launch import (
     Present,
     ServiceFiles,
@@ -127,6 +127,31 @@ def test_systemd_accepts_the_unit(facts: Facts, mode: Mode, tmp_path: Path) -> N
     )
     complaints = [line for line in result.stderr.splitlines() if unit.name in line]
     assert complaints == [], result.stderr
+
+
+@pytest.mark.parametrize("mode", [Mode.SYSTEM, Mode.USER])
+def test_hardening_leaves_the_gpus_alone(facts: Facts, mode: Mode) -> None:
+    """Each of these, set or implied, hides device nodes or forbids memory that a compiler writes and runs."""
+    gpu = Gpu(0, "G", (9, 0), 81920, 80000)
+    machine = replace(facts, gpus=(gpu,), driver=(580, 65, 6), glibc=(2, 39))
+    wanted = {"stack": "sglang-0.5.16-cu130", "model": "/m", "draft_model": "/d"}
+    settings, files = deployed(machine, mode, **wanted, server_args=["--mem-fraction-static", "0.7"])
+    unit = files.unit.decode()
+    keys = {line.partition("=")[0] for line in unit.splitlines() if not line.startswith("#")}
+    forbidden = {"PrivateDevices", "DeviceAllow", "DevicePolicy", "ProtectClock", "MemoryDenyWriteExecute"}
+    assert not keys & {*forbidden, "PrivateUsers", "RestrictNamespaces", "SystemCallFilter", "ProcSubset"}
+    assert {"NoNewPrivileges", "LimitNOFILE", "LimitMEMLOCK", "StartLimitBurst"} <= keys
+    assert ("ProtectSystem" in keys) == ("nvidia-modprobe" in unit) == (mode == Mode.SYSTEM)
+    # The gate: this port, and on each GPU as much free memory as the server will take.
+    gate = next(line for line in unit.splitlines() if " gate " in line)
+    assert f"--port {settings.port}" in gate and "--gpu-share 0.7" in gate
+
+
+def test_places_that_hardening_would_hide(facts: Facts) -> None:
+    _, files = deployed(facts, Mode.SYSTEM, root="/tmp/deploy")
+    assert b"PrivateTmp" not in files.unit and b"ProtectSystem=full" in files.unit
+    _, files = deployed(facts, Mode.SYSTEM, root="/usr/local/deploy")
+    assert b"PrivateTmp=yes" in files.unit and b"ProtectSystem" not in files.unit
 
 
 def test_quoting() -> None:
