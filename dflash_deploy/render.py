@@ -45,10 +45,10 @@ def finding_text(finding: Finding) -> Text:
 def print_report(report: Report, *, everything: bool = False) -> None:
     """The audit's table: failures, warnings and what could not be seen; all rules when ``everything``."""
     out = console()
-    title = f"{report.host}: {'can run' if report.compatible else 'cannot run'} {report.stack or 'what is installed'}"
-    out.print(Text(title, style="bold green" if report.compatible else "bold red"))
-    shown = [f for f in report.findings if everything or f.severity in (Severity.FAIL, Severity.WARN, Severity.UNKNOWN)]
-    if shown:
+    out.print(Text(f"{report.host}: {report.title}", style="bold green" if report.compatible else "bold red"))
+    shown = [f for f in report.findings if everything or f.severity in (Severity.FAIL, Severity.WARN)]
+    unseen = {} if everything else unseen_by_reason(report)
+    if shown or unseen:
         table = Table(show_lines=True, expand=True)
         table.add_column("", no_wrap=True)
         table.add_column("rule", no_wrap=True)
@@ -62,11 +62,26 @@ def print_report(report: Report, *, everything: bool = False) -> None:
                 Text(str(finding.where)),
                 finding_text(finding),
             )
+        for reason, rules in unseen.items():
+            text = Text(reason)
+            if len(rules) > 1:
+                text.append(f"\n  {', '.join(rules)}", style="dim")
+            name = rules[0] if len(rules) == 1 else f"{len(rules)} rules"
+            table.add_row(Text("unknown", style=STYLES[Severity.UNKNOWN]), Text(name), Text(""), text)
         out.print(table)
     out.print(Text(report.coverage_line, style="dim"))
     for section, error in dict(report.probe.get("errors") or {}).items():
         out.print(Text(f"not seen: {section} ({error})", style="magenta"))
     print_choices(report.stacks, everything=everything)
+
+
+def unseen_by_reason(report: Report) -> dict[str, list[str]]:
+    """What could not be seen and why → the rules that it leaves open: one line, not one for every rule."""
+    found: dict[str, list[str]] = {}
+    for finding in report.findings:
+        if finding.severity is Severity.UNKNOWN:
+            found.setdefault("; ".join((finding.message, *finding.evidence)), []).append(finding.rule)
+    return found
 
 
 def print_fleet(rows: Sequence[tuple[str, Report | None, DflashError | None, float]]) -> None:
@@ -185,8 +200,7 @@ def markdown(report: Report) -> str:
     lines = [
         f"# Audit of {cell(report.host)}",
         "",
-        f"{'Can' if report.compatible else 'Cannot'} run {cell(report.stack or 'what is installed')}. "
-        f"{report.coverage_line}.",
+        f"{cell(report.title[:1].upper() + report.title[1:])}. {report.coverage_line}.",
         "",
         "| | rule | where | what | remedy |",
         "| --- | --- | --- | --- | --- |",

@@ -47,8 +47,20 @@ class Report:
     @property
     def verdict(self) -> str:
         """One line: can or cannot run what, and the primary cause."""
-        line = f"{'can' if self.compatible else 'cannot'} run {self.stack or 'what is installed'}"
-        return f"{line}: {self.primary.message}" if self.primary else line
+        return f"{self.title}: {self.primary.message}" if self.primary else self.title
+
+    @property
+    def title(self) -> str:
+        """Can or cannot run what. What was not seen is not promised."""
+        if not self.compatible:
+            return f"cannot run {self.stack or 'what is installed'}"
+        seen = "" if not self.coverage["unknown"] else ", as far as it could be seen"
+        environment = next((f.severity for f in self.findings if f.rule == "venv-python-resolves"), Severity.UNKNOWN)
+        if self.stack or environment is Severity.OK:
+            return f"can run {self.stack or 'what is installed'}{seen}"
+        best = next((choice.stack.name for choice in self.stacks if choice.fits), "")
+        absent = "" if environment is Severity.UNKNOWN else ", which is not installed"
+        return f"can run {best}{absent}{seen}" if best else "no stack fits"
 
     @property
     def coverage(self) -> dict[str, int]:

@@ -81,6 +81,15 @@ def test_a_section_that_failed_is_counted_and_named(section: str) -> None:
     assert any(f"{section} was not seen: no answer within 25 s" in finding.message for finding in report.findings)
 
 
+def test_the_title_promises_no_more_than_was_seen() -> None:
+    raw = json.loads(HEALTHY[0].read_text())
+    assert audit(build_case(Facts.from_json(raw))).title == "can run what is installed"
+    blind = audit(build_case(Facts.from_json(without(raw, ("venvs",)))))
+    assert blind.title == "can run sglang-0.5.16-cu130, as far as it could be seen"
+    raw["venvs"]["environments"] = []
+    assert audit(build_case(Facts.from_json(raw))).title == "can run sglang-0.5.16-cu130, which is not installed"
+
+
 def test_nvidia_smi_that_hangs_leaves_gpu_rules_unknown() -> None:
     raw = json.loads(HEALTHY[0].read_text())
     raw["gpu"]["smi"] = {"status": "timeout", "error": "", "gpus": [], "processes": [], "topology": "", "p2p": ""}
