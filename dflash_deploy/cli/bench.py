@@ -140,7 +140,8 @@ def _served(here: Deployment, methods: Sequence[tuple[str, dict[str, Any]]]) -> 
         Unhealthy: nothing is served, or a method does not start.
     """
     from dflash_deploy.cli.deployment import talk
-    from dflash_deploy.cli.steps import Recap, launch_steps
+    from dflash_deploy.cli.prove import launch_steps
+    from dflash_deploy.cli.recap import Recap
 
     if not methods:
         _ready(here, start=False)
@@ -164,7 +165,7 @@ def _served(here: Deployment, methods: Sequence[tuple[str, dict[str, Any]]]) -> 
 def _restore(here: Deployment, before: Release | None) -> None:
     """What served before serves again, or nothing does."""
     from dflash_deploy.cli.deployment import talk
-    from dflash_deploy.cli.steps import restore_of
+    from dflash_deploy.cli.prove import restore_of
     from dflash_deploy.errors import DflashError
     from dflash_deploy.execute import execute
     from dflash_deploy.model import Plan

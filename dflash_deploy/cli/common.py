@@ -17,6 +17,11 @@ HostArgument = Annotated[
 ]
 
 
+def talk(text: str) -> None:
+    """A line for a person, on stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
 def emit_json(data: Any) -> None:
     """One JSON document on stdout."""
     json.dump(data, sys.stdout, indent=2, default=str)

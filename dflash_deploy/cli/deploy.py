@@ -35,7 +35,8 @@ def provision(
 ) -> None:
     """Install the stack into the host's venv and bring the models. A second run does nothing."""
     from dflash_deploy.cli.deployment import deployment
-    from dflash_deploy.cli.steps import Recap, provision_steps
+    from dflash_deploy.cli.recap import Recap
+    from dflash_deploy.cli.steps import provision_steps
 
     recap = Recap()
     with (
@@ -60,7 +61,8 @@ def launch(
     """Start the service, or restart it when something of it has changed. Does not wait for it, and so proves nothing:
     ``up`` does."""
     from dflash_deploy.cli.deployment import deployment
-    from dflash_deploy.cli.steps import Recap, launch_steps
+    from dflash_deploy.cli.prove import launch_steps
+    from dflash_deploy.cli.recap import Recap
 
     recap = Recap()
     with (
@@ -125,7 +127,9 @@ def up(
     """Audit, provision, patch, launch and prove healthy: a bare host serves. A second run changes nothing. If what is
     new does not become healthy, what served before serves again."""
     from dflash_deploy.cli.deployment import deployment
-    from dflash_deploy.cli.steps import Recap, audit_step, patch_steps, prove_steps, provision_steps
+    from dflash_deploy.cli.prove import prove_steps
+    from dflash_deploy.cli.recap import Recap
+    from dflash_deploy.cli.steps import audit_step, patch_steps, provision_steps
 
     recap = Recap()
     with recap.printed(host, as_json):

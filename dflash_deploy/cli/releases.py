@@ -58,8 +58,8 @@ def rollback(
     """Bring an earlier release back, its environment, patches and configuration together, and prove it healthy. If it
     is not, what served before serves again."""
     from dflash_deploy.cli.deployment import deployed
+    from dflash_deploy.cli.recap import Recap
     from dflash_deploy.cli.rollback import check_release, rollback_steps, target_of
-    from dflash_deploy.cli.steps import Recap
 
     recap = Recap()
     with recap.printed(host, as_json):
@@ -81,7 +81,7 @@ def prune(
 ) -> None:
     """Remove releases beyond the last N that were proved, and environments that none of the others uses."""
     from dflash_deploy.cli.deployment import deployed
-    from dflash_deploy.cli.steps import Recap
+    from dflash_deploy.cli.recap import Recap
     from dflash_deploy.plan.release import plan_prune
 
     recap = Recap()
@@ -99,7 +99,8 @@ def lock(
     as_json: JsonOption = False,
 ) -> None:
     """Show who holds the host's lock, or take it away from a run that is surely gone. Exit 8: it is held."""
-    from dflash_deploy.cli.deployment import DEFAULT_ROOT, connected, expand
+    from dflash_deploy.cli.connection import connected, expand
+    from dflash_deploy.cli.deployment import DEFAULT_ROOT
     from dflash_deploy.execute import holder, release_lock
 
     with connected(host, place.given()) as (machine, entry):

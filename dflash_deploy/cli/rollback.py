@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dflash_deploy.cli.steps import Recap, give_back, health_step, promote_step, restore_of, stream_step, tell
+from dflash_deploy.cli.prove import give_back, health_step, promote_step, restore_of, stream_step
+from dflash_deploy.cli.recap import Recap, tell
 from dflash_deploy.errors import CommandFailed, HostChanged, Unhealthy, UsageError
 from dflash_deploy.model import Status
 

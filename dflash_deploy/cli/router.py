@@ -55,8 +55,8 @@ def up(
 ) -> None:
     """Install, start and prove the router: every replica healthy, and an answer through it. A second run changes
     nothing."""
-    from dflash_deploy.cli.deployment import locked
-    from dflash_deploy.cli.steps import Recap
+    from dflash_deploy.cli.connection import locked
+    from dflash_deploy.cli.recap import Recap
     from dflash_deploy.inventory import resolve_all
     from dflash_deploy.plan.router import replica_urls
 
@@ -107,8 +107,8 @@ def down(
     as_json: JsonOption = False,
 ) -> None:
     """End the router, and keep it from starting at boot. The replicas go on."""
-    from dflash_deploy.cli.deployment import locked
-    from dflash_deploy.cli.steps import Recap, tell
+    from dflash_deploy.cli.connection import locked
+    from dflash_deploy.cli.recap import Recap, tell
     from dflash_deploy.execute import execute
     from dflash_deploy.model import Plan, Status
     from dflash_deploy.plan.launch import stop_steps
@@ -132,7 +132,7 @@ def down(
 def _router(
     name: str, options: Mapping[str, Any], made: Mapping[str, Any]
 ) -> Iterator[tuple[Host, Facts, RouterSettings]]:
-    from dflash_deploy.cli.deployment import connected
+    from dflash_deploy.cli.connection import connected
     from dflash_deploy.facts import gather
     from dflash_deploy.plan.router import POLICIES, ROUTER_PORT, RouterSettings
     from dflash_deploy.settings import effective
@@ -156,7 +156,7 @@ def _bring_up(host: Host, facts: Facts, settings: RouterSettings, recap: Any, wh
     import posixpath
 
     from dflash_deploy.assets import templates_dir
-    from dflash_deploy.cli.steps import tell
+    from dflash_deploy.cli.recap import tell
     from dflash_deploy.execute import Journal, execute
     from dflash_deploy.launch import present
     from dflash_deploy.model import Plan, Status

@@ -26,7 +26,7 @@ def down(
 ) -> None:
     """End exactly what was started, and keep it from starting at boot. Files stay."""
     from dflash_deploy.cli.deployment import deployed
-    from dflash_deploy.cli.steps import Recap
+    from dflash_deploy.cli.recap import Recap
     from dflash_deploy.model import Plan
     from dflash_deploy.plan.launch import stop_steps
 

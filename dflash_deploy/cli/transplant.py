@@ -11,7 +11,7 @@ from dflash_deploy.errors import Incompatible, UsageError
 from dflash_deploy.model import Plan, Status
 
 if TYPE_CHECKING:
-    from dflash_deploy.cli.steps import Recap
+    from dflash_deploy.cli.recap import Recap
     from dflash_deploy.facts import Facts
 
 
@@ -55,7 +55,7 @@ def transplant_step(here: Deployment, name: str, options: Mapping[str, Any], rec
                 f"the environment of {name} may not travel to {here.host.name}", evidence=against,
                 hint="provision without --from, or install what is missing here",
             )  # fmt: skip
-        from dflash_deploy.cli.steps import tell
+        from dflash_deploy.cli.recap import tell
 
         execute(make, here.host, journal=here.journal, on_progress=tell)
         new = look(here.host, here.settings.python)

@@ -87,6 +87,8 @@ class Handler(BaseHTTPRequestHandler):
             return
         prompt = asked.get("text") or asked.get("prompt") or asked.get("messages", [{"content": ""}])[-1]["content"]
         text = "xq zz" if "stand_in_garbage" in value else answers.get(prompt, "Paris.")
+        for stop in asked.get("sampling_params", {}).get("stop", []):
+            text = text.partition(stop)[0]
         if asked.get("stream"):
             self.send_response(200)
             self.end_headers()
