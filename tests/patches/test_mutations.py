@@ -5,17 +5,20 @@ from __future__ import annotations
 import ast
 import zipfile
 from collections import Counter
+from collections.abc import Iterable
 from functools import cache
+from typing import TypeVar
 
 import pytest
+from _pytest.mark.structures import ParameterSet
 from dflash_patches import registry
 
 from dflash_deploy.errors import ContractBroken, PatchError
 from dflash_deploy.patching import engine
 from dflash_deploy.patching.contracts import check_contract
-from dflash_deploy.patching.patch import Contract, Patch
+from dflash_deploy.patching.patch import Contract, Patch, PatchSet
 from tests.patches.mutations import Mutation, mutations, reduced, scope_lines
-from tests.patches.wheels import chosen, wheel
+from tests.patches.wheels import EVERY_RELEASE, chosen, wheel
 
 pytestmark = pytest.mark.wheels
 
@@ -30,14 +33,26 @@ def read(version: str, file: str) -> str:
         return archive.read(f"sglang/{file}").decode()
 
 
-# One release a set: one that is chosen, where it has one.
+# One release a set: one that is chosen, where it has one. Newest first: a patch or contract that several sets share is
+# tried on the newest of their releases alone, and on each with DFLASH_ALL_RELEASES=1.
 RELEASE = {id(s): v for s in SETS for v in s.tested if chosen(v)}
-CASES = [
-    pytest.param(RELEASE[id(s)], p, id=f"{RELEASE[id(s)]}:{s.name}:{p.name}")
-    for s in SETS
-    if id(s) in RELEASE
-    for p in s.patches
-]
+TRIED = [s for s in reversed(SETS) if id(s) in RELEASE]
+T = TypeVar("T", Patch, Contract)
+
+
+def distinct(found: Iterable[tuple[PatchSet, Patch, T]]) -> list[ParameterSet]:
+    seen: list[T] = []
+    cases = []
+    for each, patch, what in found:
+        if what in seen and not EVERY_RELEASE:
+            continue
+        seen.append(what)
+        name = f"{RELEASE[id(each)]}:{each.name}:{patch.name}"
+        cases.append(pytest.param(RELEASE[id(each)], what, id=name if what is patch else f"{name}:{what.name}"))
+    return cases
+
+
+CASES = distinct((s, p, p) for s in TRIED for p in s.patches)
 
 
 def change(before: str, after: str, scope: str) -> tuple[Counter[str], Counter[str]]:
@@ -87,13 +102,7 @@ def patched(version: str, name: str) -> dict[str, bytes]:
     return {**files, **engine.run(files, each.patches).files}
 
 
-CONTRACTS = [
-    pytest.param(RELEASE[id(s)], c, id=f"{RELEASE[id(s)]}:{s.name}:{p.name}:{c.name}")
-    for s in SETS
-    if id(s) in RELEASE
-    for p in s.patches
-    for c in p.contract
-]
+CONTRACTS = distinct((s, p, c) for s in TRIED for p in s.patches for c in p.contract)
 
 
 @pytest.mark.parametrize(("version", "contract"), CONTRACTS)
