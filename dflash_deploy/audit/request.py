@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dflash_deploy.audit.rules import Case
-from dflash_deploy.audit.stacks import get_stack, stack_for
-from dflash_deploy.errors import UsageError
+from dflash_deploy.audit.stacks import choose_stacks, get_stack, stack_for
+from dflash_deploy.errors import Incompatible
 from dflash_deploy.facts import Facts
 from dflash_deploy.facts.parse import section, texts
 
@@ -25,7 +25,8 @@ def build_case(
     """A case for the rules. What is not given is taken from the request that was saved with the facts.
 
     Raises:
-        UsageError: no stack of that name, or ``auto`` and none fits.
+        UsageError: no stack of that name.
+        Incompatible: ``auto``, and none fits.
     """
     saved = section(facts.raw, "request")
     name = stack or str(saved.get("stack") or "")
@@ -33,8 +34,11 @@ def build_case(
     if name == "auto":
         chosen = stack_for(facts)
         if chosen is None:
-            raise UsageError(
-                "no stack fits this host", hint="dflash-deploy audit HOST, which says why for each of them"
+            nearest = choose_stacks(facts)[:3]
+            raise Incompatible(
+                f"no stack fits {facts.host}",
+                evidence=[f"{choice.stack.name}: {'; '.join(choice.reasons)}" for choice in nearest],
+                hint="; ".join(nearest[0].changes) or "dflash-deploy audit HOST, which says why for each of them",
             )
     elif name:
         chosen = get_stack(name)

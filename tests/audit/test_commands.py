@@ -15,6 +15,7 @@ from dflash_deploy.audit.compare import compare
 from dflash_deploy.audit.report import audit
 from dflash_deploy.audit.request import build_case
 from dflash_deploy.audit.stacks import STACKS, choose_stacks, stack_for
+from dflash_deploy.errors import Incompatible
 from dflash_deploy.facts import Facts
 from dflash_deploy.facts.redact import redact
 from dflash_deploy.render import markdown
@@ -144,6 +145,14 @@ def test_driver_decides_the_stack() -> None:
     assert fits[:2] == ["sglang-0.5.16-cu130", "sglang-0.5.23-cu130"]
     refused = next(choice for choice in choose_stacks(old) if choice.stack.name == "sglang-0.5.16-cu130")
     assert not refused.fits and "driver >= 580" in " ".join(refused.reasons) and refused.changes
+
+
+def test_no_stack_fits_is_a_verdict() -> None:
+    raw = json.loads((DATA / "healthy/healthy-h200-cu130.json").read_text())
+    raw["host"]["libc"] = {"name": "musl", "version": "1.2.5"}
+    with pytest.raises(Incompatible) as caught:
+        build_case(Facts.from_json(raw), stack="auto")
+    assert "musl" in " ".join(caught.value.evidence) and "glibc" in caught.value.hint
 
 
 def test_a_stack_is_not_judged_by_an_environment_of_another_release() -> None:
