@@ -123,7 +123,7 @@ _KEYWORDS = tuple(
         b"|atchdog|igquit|illed|ut of|imeout|imed out|Xid|nvalid|efused|enied|issing|stuck|hangs|hung"
         b"|recogni|exceed|ignal|unbalanced|anic|oom|already|died|dumped|deadlock|nan|inf |warmup"
         b"|torch distributed|Load weight|oading |Captur|KV Cache|draft runner|max_total_num_tokens|Uvicorn"
-        b"|fired up|erverArgs(|Memory pool|[serve "
+        b"|fired up|erverArgs(|Memory pool|[serve |terminate called|unavailable"
     ).split(b"|")
 )
 _REPEATABLE = re.compile(rb"Traceback|\d/\d|egin|allocated|draft|max_total|Uvicorn|fired|ServerArgs|\[serve ")
