@@ -89,6 +89,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         key = json.dumps(asked.get("messages", asked.get("text", asked.get("prompt"))))
         text = KNOWN.get(key, " the stand-in answers.")
+        for stop in asked.get("sampling_params", {}).get("stop", []):
+            text = text.partition(stop)[0]
         if asked.get("stream"):
             self.send_response(200)
             self.send_header("Connection", "close")
