@@ -8,7 +8,7 @@ it is called with the scheduler's own batch, and overlap scheduling is off.
 from __future__ import annotations
 
 from dflash_deploy.patching.anchors import After, Assign, Before, First, IfTest, Stmt
-from dflash_deploy.patching.edits import AddBranchFirst, AddClassField, AddElement, InsertStatements
+from dflash_deploy.patching.edits import AddBranchFirst, AddClassField, InsertStatements, ReplaceExpression
 from dflash_deploy.patching.patch import Contract, Example, Patch, PatchSet, Present, Refusal
 
 SPEC_INFO = "srt/speculative/spec_info.py"
@@ -503,44 +503,49 @@ OPTIONS = Patch(
 )
 
 
-def _choice(name: str) -> Patch:
-    return Patch(
-        name=f"{name.lower()}-choice",
-        file=SERVER_ARGS,
-        why="--speculative-algorithm accepts only the names of a closed list",
-        edit=AddElement("ServerArgs.add_cli_args", ('"EAGLE3"', '"NEXTN"'), f'"{name}"'),
-        examples=(
-            Example(
-                before="""
-                    class ServerArgs:
-                        @staticmethod
-                        def add_cli_args(parser):
-                            parser.add_argument(choices=["EAGLE", "EAGLE3", "NEXTN"])
-                """,
-                after=f"""
-                    class ServerArgs:
-                        @staticmethod
-                        def add_cli_args(parser):
-                            parser.add_argument(choices=["EAGLE", "EAGLE3", "NEXTN", "{name}"])  # dflash-deploy: {name.lower()}-choice
-                """,  # noqa: E501
-            ),
-        ),
-        refuses=(
-            Refusal(
-                """
+CHOICES = Patch(
+    name="dflash-choices",
+    file=SERVER_ARGS,
+    why="--speculative-algorithm accepts only the names of a closed list",
+    edit=ReplaceExpression(
+        "ServerArgs.add_cli_args",
+        '["EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM"]',
+        '["EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM", "DFLASH", "DDTREE"]',
+    ),
+    examples=(
+        Example(
+            before="""
                 class ServerArgs:
                     @staticmethod
                     def add_cli_args(parser):
-                        parser.add_argument("--speculative-algorithm")
-                """,
-                "AnchorMissing",
-            ),
+                        parser.add_argument(
+                            "--speculative-algorithm",
+                            choices=["EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM"],
+                        )
+            """,
+            after="""
+                class ServerArgs:
+                    @staticmethod
+                    def add_cli_args(parser):
+                        parser.add_argument(
+                            "--speculative-algorithm",
+                            choices=["EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM", "DFLASH", "DDTREE"],
+                        )  # dflash-deploy: dflash-choices
+            """,
         ),
-    )
-
-
-DFLASH_CHOICE = _choice("DFLASH")
-DDTREE_CHOICE = _choice("DDTREE")
+    ),
+    refuses=(
+        Refusal(
+            """
+            class ServerArgs:
+                @staticmethod
+                def add_cli_args(parser):
+                    parser.add_argument("--speculative-algorithm", choices=["EAGLE", "SUFFIX"])
+            """,
+            "AnchorMissing",
+        ),
+    ),
+)
 
 CAPTURE = Patch(
     name="dflash-capture",
@@ -912,8 +917,7 @@ DDTREE = PatchSet(
         BACKEND,
         FIELDS,
         OPTIONS,
-        DFLASH_CHOICE,
-        DDTREE_CHOICE,
+        CHOICES,
         CAPTURE,
         MEMORY,
         GRAPH_WIDTH,
