@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from dflash_deploy.cli.deployment import Deployment, talk
-from dflash_deploy.errors import UsageError
+from dflash_deploy.errors import CommandTimeout, UsageError
 
 if TYPE_CHECKING:
     from dflash_deploy.diagnose import Event, Phase
@@ -91,7 +91,10 @@ def wait_until_ready(here: Deployment, ready: Callable[[], bool], stall: Mapping
     with _shown(earlier) as show:
 
         def glance() -> list[str]:
-            seen = look(host, settings)
+            try:
+                seen = look(host, settings)
+            except CommandTimeout:
+                return []  # a host that is busy loading a model
             if not before:
                 before.update(seen)
             show.load(load(seen))
