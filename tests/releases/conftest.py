@@ -38,7 +38,7 @@ class Deployed:
     def run(self, command: str, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
         argv = [sys.executable, "-m", "tests.releases.standin", command, self.host, *self.place, *words]
         env = {**os.environ, **self.environ, **environ}
-        return subprocess.run(argv, cwd=TOP, env=env, capture_output=True, text=True, timeout=300)
+        return subprocess.run(argv, cwd=TOP, env=env, capture_output=True, text=True, timeout=600)
 
     def json(self, command: str, *words: str, code: int = 0, **environ: str) -> dict[str, Any]:
         done = self.run(command, *words, "--json", **environ)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.releases.conftest import Deployed
+
+pytestmark = pytest.mark.timeout(1500)
 
 
 def root_of(deployed: Deployed) -> Path:
