@@ -63,12 +63,19 @@ def launch(
     from dflash_deploy.cli.deployment import deployment
     from dflash_deploy.cli.prove import launch_steps
     from dflash_deploy.cli.recap import Recap
+    from dflash_deploy.errors import Incompatible
 
     recap = Recap()
     with (
         recap.printed(host, as_json),
         deployment(host, wanted.given(), lock="launch", break_lock=break_lock) as here,
     ):
+        if here.settings.managed and here.patch_sets() and here.patched is None:
+            raise Incompatible(
+                f"{here.host.name} has no environment with these patches",
+                evidence=f"{', '.join(here.patch_sets())} on {here.settings.stack.name}",
+                hint=f"dflash-deploy up {here.host.name} makes one and proves it",
+            )
         launch_steps(here, recap)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from dflash_deploy.cli.common import talk
 from dflash_deploy.cli.deployment import Deployment
 from dflash_deploy.cli.recap import Recap, tell
+from dflash_deploy.errors import CommandFailed
 from dflash_deploy.model import Plan, Severity, Status, StepOutcome
 
 if TYPE_CHECKING:
@@ -118,6 +119,11 @@ def patch_steps(here: Deployment, recap: Recap) -> None:
             _note_inputs(here, here.settings.venv)
         here.refresh()
         here.choose_venv()
+        if here.settings.managed and here.patched is None:
+            raise CommandFailed(
+                f"{here.settings.venv} on {here.host.name} is not as it was just patched",
+                hint="look who else changes it, then run the same command again",
+            )
 
 
 def _apply(here: Deployment, path: str) -> list[StepOutcome]:
@@ -146,8 +152,10 @@ def _derive(here: Deployment) -> str:
     there = here.look.venvs.get(final)
     if there is not None and there.stamp.get("patches") == patches:
         # Other sources of ours, the same outcome.
-        _note_inputs(here, final)
-        return f"{name} is the same"
+        here.look = _with_whole(here, final)
+        if here.complete(final) and here.look.venvs[final].intact:
+            _note_inputs(here, final)
+            return f"{name} is the same"
     part = f"{final}.part"
     execute(
         Plan("patch", (clone_step(settings, source, part, final, OWN_FOLDERS),)),

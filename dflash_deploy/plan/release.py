@@ -297,10 +297,9 @@ def plan_prune(settings: Settings, look: Look, keep: int = KEEP) -> Plan:
             continue
         steps.append(Remove(path, title=f"remove environment {name}"))
     legacy = posixpath.join(look.root, "venv")
-    if look.release(ADOPTED) is not None and ADOPTED not in stay and legacy not in used:
-        steps += [
-            Remove(legacy, title="remove the environment of the layout before releases"),
-        ]
+    # As long as nothing was installed anew, patched environments are made from it.
+    if look.release(ADOPTED) is not None and ADOPTED not in stay and settings.base_venv in look.venvs:
+        steps.append(Remove(legacy, title="remove the environment of the layout before releases"))
     reason = f"{len(stay)} releases stay" if steps else "nothing to remove"
     return Plan("prune", tuple(steps), reason)
 
