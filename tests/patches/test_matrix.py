@@ -143,7 +143,7 @@ def test_an_untested_release_whose_anchor_moved_is_refused_with_where_it_was(lat
 def test_an_untested_release_whose_contract_broke_is_refused(later: Path) -> None:
     contract = next(c for p in cpu().patches for c in p.contract if c.params == ())
     name = contract.name.rpartition(".")[2]
-    changed(later, contract.file, lambda text: text.replace(f"def {name}()", f"def {name}(whose)"))
+    changed(later, contract.file, lambda text: text.replace(f"def {name}(", f"def {name}_anew("))
     with pytest.raises(ContractBroken, match="does not fit"):
         tree.apply(HOST, str(later), [cpu()], device="cpu", allow_untested=True)
 
