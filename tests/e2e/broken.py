@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -82,19 +81,15 @@ def sharded(source: Path, target: Path) -> Path:
 
 def own_sglang(venv: Path, target: Path) -> Path:
     """A small venv with its own copy of SGLang, payload and manifest; everything else comes from ``venv``."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(target)], check=True)
+    # By the environment's own interpreter: its standard library and its binary belong together.
+    real = os.path.realpath(venv / "bin" / "python")
+    subprocess.run([real, "-m", "venv", "--without-pip", str(target)], check=True)
     there = next((venv / "lib").glob("python*/site-packages"))
     here = next((target / "lib").glob("python*/site-packages"))
     for entry in there.iterdir():
         if entry.name.startswith(("sglang", "dflash_kernels", ".dflash-deploy")):
             subprocess.run(["cp", "-a", "--reflink=auto", str(entry), str(here)], check=True)
     (here / "shared.pth").write_text(f"{there}\n")
-    python = target / "bin" / "python"
-    real = os.path.realpath(venv / "bin" / "python")
-    if os.path.realpath(python) != real:  # the environment's own interpreter
-        for name in ("python", "python3"):
-            (target / "bin" / name).unlink()
-            (target / "bin" / name).symlink_to(real)
     return target
 
 
