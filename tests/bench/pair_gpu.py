@@ -36,6 +36,7 @@ COMMON = [
     "--max-total-tokens",
     "160000",
     "--disable-radix-cache",
+    "--sleep-on-idle",
     "--log-level",
     "info",
 ]
@@ -129,6 +130,27 @@ def measure(server: Server, prompts: list[str], tokens: int, concurrency: int) -
     }
 
 
+def profile(server: Server, prompt: str, folder: Path, steps: int = 12) -> None:
+    """A torch profiler trace (CPU and GPU) of ``steps`` decode steps of one request, as SGLang writes it into ``folder``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    body = {"text": prompt, "sampling_params": {"temperature": 0, "max_new_tokens": 256, "ignore_eos": True}}
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(post, server.port, "/generate", body)
+        time.sleep(0.2)
+        wanted = {"output_dir": str(folder), "num_steps": steps, "activities": ["CPU", "GPU"], "with_stack": True}
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{server.port}/start_profile",
+            json.dumps(wanted).encode(),
+            {"content-type": "application/json"},
+        )
+        urllib.request.urlopen(request, timeout=120).read()
+        answer.result()
+    deadline = time.time() + 60
+    while not list(folder.glob("*.gz")) and time.time() < deadline:
+        time.sleep(1)
+    print(f"{server.arm}: trace in {[f.name for f in folder.iterdir()]}", flush=True)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--target", required=True)
@@ -147,6 +169,8 @@ def main() -> int:
     parser.add_argument("--mem", type=float, default=0.3)
     parser.add_argument("--start-limit", type=float, default=240.0)
     parser.add_argument("--server-args", default="")
+    parser.add_argument("--profile", nargs="*", default=[], help="arms whose decode steps are traced at the end")
+    parser.add_argument("--traces", default="/tmp/pair-traces")
     args = parser.parse_args()
 
     prompts: list[str] = []
@@ -186,6 +210,9 @@ def main() -> int:
                     f"identical {row['identical']}/{len(work)}  {row['seconds']:.1f} s",
                     flush=True,
                 )
+        for server in servers:
+            if server.arm in args.profile:
+                profile(server, prompts[0], Path(args.traces) / server.arm.replace(":", "-"))
         return 0
     except Exception as error:
         print(f"FAILED: {str(error)[-3000:]}", flush=True)

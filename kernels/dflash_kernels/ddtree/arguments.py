@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 from .drafter import drafter_config, refuse_dependent_depths
-from .shape import TreeShape, default_topk
+from .shape import AUTO, AUTO_WIDTHS, TreeShape, default_topk
 
 if TYPE_CHECKING:
     from sglang.srt.server_args import ServerArgs
@@ -27,6 +27,22 @@ def handle_server_args(server_args: ServerArgs) -> None:
         lambda: _handle_dflash(server_args),
         lambda: attention_backends_of(resolved_view(server_args)),
     )
+
+
+def _budget(given: int | str | None, device: str) -> tuple[int | None, bool]:
+    """Nodes of the widest tree, and whether each step's width is chosen while serving.
+
+    Raises:
+        ValueError: neither a number nor ``auto``.
+    """
+    if given != AUTO:
+        try:
+            return (None if given is None else int(given)), False
+        except ValueError:
+            raise ValueError(f"--speculative-ddtree-budget takes a number of nodes or auto, not {given!r}") from None
+    if device in DEFAULT_NODES:
+        return DEFAULT_NODES[device], False
+    return AUTO_WIDTHS[-1], True
 
 
 def tree_arguments(
@@ -52,7 +68,7 @@ def tree_arguments(
         raise ValueError("DDTREE moves KV rows by slot, which a unified pool renames; drop --enable-unified-memory")
     refuse_dependent_depths(drafter_config(server_args))
     wanted = server_args.speculative_num_draft_tokens
-    budget = server_args.speculative_ddtree_budget
+    budget, auto = _budget(server_args.speculative_ddtree_budget, server_args.device)
     if wanted is not None and budget is not None and int(wanted) != int(budget):
         raise ValueError(
             f"--speculative-num-draft-tokens {wanted} and --speculative-ddtree-budget {budget} both give the number of "
@@ -82,7 +98,7 @@ def tree_arguments(
         )
     server_args.speculative_dflash_block_size = shape.block
     server_args.speculative_num_draft_tokens = shape.nodes
-    server_args.speculative_ddtree_budget = shape.nodes
+    server_args.speculative_ddtree_budget = AUTO if auto else shape.nodes
     server_args.speculative_ddtree_topk = shape.topk
 
 

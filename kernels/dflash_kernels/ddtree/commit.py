@@ -14,13 +14,53 @@ from ..accepted import Accepted
 
 @dataclass(frozen=True)
 class Committed:
-    """Fresh tensors: they outlive the step, because the scheduler copies them while the next step runs."""
+    """Views into one block, so that a captured step's result is made lasting by one copy.
 
-    lens: Tensor  # int32 [bs], committed tokens, bonus included
-    seq_lens: Tensor  # int64 [bs], prefix + lens
-    tokens: Tensor  # int64 [bs, F], accepted drafts, then the bonus
-    bonus: Tensor  # int64 [bs]
-    rows: Tensor  # int64 [bs * F], row of each path node among the bs * Q verified ones; the root's behind the path
+    The scheduler reads them while the next step runs: what a graph writes must be cloned before it leaves the worker.
+    """
+
+    block: Tensor  # int64 [cap * (F + 3)]
+    rows: Tensor  # int64 [cap * F], row of each path node among the bs * Q verified ones; the root's behind the path
+    cap: int
+    bs: int
+
+    @classmethod
+    def empty(cls, cap: int, width: int, device: torch.device | str) -> Committed:
+        """width: F, tokens that a step can commit."""
+        block = torch.zeros(cap * (width + 3), dtype=torch.int64, device=device)
+        return cls(block, torch.zeros(cap * width, dtype=torch.int64, device=device), cap, cap)
+
+    def first(self, bs: int) -> Committed:
+        """The same block, read as ``bs`` requests."""
+        return Committed(self.block, self.rows, self.cap, bs)
+
+    def lasting(self) -> Committed:
+        """A copy that no later step overwrites (``rows`` are of use within the step only)."""
+        return Committed(self.block.clone(), self.rows, self.cap, self.bs)
+
+    @property
+    def width(self) -> int:
+        return self.rows.numel() // self.cap
+
+    @property
+    def seq_lens(self) -> Tensor:
+        """int64 [bs], prefix + lens."""
+        return self.block[: self.bs]
+
+    @property
+    def bonus(self) -> Tensor:
+        """int64 [bs]."""
+        return self.block[self.cap : self.cap + self.bs]
+
+    @property
+    def lens(self) -> Tensor:
+        """int32 [bs], committed tokens, bonus included."""
+        return self.block[2 * self.cap : 3 * self.cap].view(torch.int32)[: self.bs]
+
+    @property
+    def tokens(self) -> Tensor:
+        """int64 [bs, F], accepted drafts, then the bonus."""
+        return self.block[3 * self.cap :][: self.bs * self.width].view(self.bs, self.width)
 
 
 @triton.jit
@@ -51,16 +91,10 @@ def _commit_step(
     tl.store(rows + b * F + i, b.to(tl.int64) * Q + tl.maximum(node, 0), mask=inside)
 
 
-def commit_step(accepted: Accepted, prefix: Tensor, nodes: int) -> Committed:
-    """prefix: int [bs], committed lengths before the step. nodes: Q. No copy to the host."""
-    bs, block = accepted.index.shape
-
-    def ints(*size: int) -> Tensor:
-        return torch.empty(size, dtype=torch.int64, device=prefix.device)
-
-    out = Committed(
-        torch.empty(bs, dtype=torch.int32, device=prefix.device), ints(bs), ints(bs, block), ints(bs), ints(bs * block)
-    )
+def commit_step(accepted: Accepted, prefix: Tensor, nodes: int, out: Committed | None = None) -> Committed:
+    """prefix: int [bs], committed lengths before the step. nodes: Q. ``out``: at least bs wide. No copy to the host."""
+    bs, width = accepted.index.shape
+    out = Committed.empty(bs, width, prefix.device) if out is None else out.first(bs)
     _commit_step[(bs,)](
         accepted.index,
         accepted.length,
@@ -71,9 +105,9 @@ def commit_step(accepted: Accepted, prefix: Tensor, nodes: int) -> Committed:
         out.tokens,
         out.bonus,
         out.rows,
-        F=block,
+        F=width,
         Q=nodes,
-        P=triton.next_power_of_2(block),
+        P=triton.next_power_of_2(width),
         num_warps=1,
     )
     return out

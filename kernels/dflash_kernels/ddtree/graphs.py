@@ -1,12 +1,17 @@
-"""What of a step runs inside SGLang's captured graphs: the tree at the draft graph's tail, the walk at the verify graph's.
+"""What of a step runs in captured graphs: all of it but the target's and the drafter's own bookkeeping.
 
-Both tails read and write the same static buffers, so that between the two graphs nothing is computed eagerly and nothing
-is copied to the host.
+SGLang captures the drafter over F tokens and the target over w tokens, for each width w; hooks put the head with its
+top-k at the first one's tail and the greedy walk at the second one's. Two small graphs of our own lie around the target:
+*plan* (tree, positions, mask) before it and *commit* (accepted rows, KV move, the drafter's KV, counters) behind it. All
+read and write the same static buffers: between the graphs nothing is computed eagerly and nothing goes to the host.
 """
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 import torch
@@ -17,10 +22,18 @@ from ..build_tree import build_tree
 from ..tree import Tree, empty_tree
 from ..tree_mask import tree_mask_full, tree_positions
 from ..verify_greedy import verify_greedy
+from .commit import Committed, commit_step
 from .draft_head import DraftHead
+from .prepare import StepBuffers
 from .shape import TreeShape
+from .widths import AcceptanceMonitor, WidthPolicy, count_below
 
 _Rows = TypeVar("_Rows", Tree, Accepted)
+
+Append = Callable[[Tensor, Tensor, Tensor, Tensor], None]
+"""(hidden [n, features], slots int64 [bs, C], positions int64 [bs, C], lens int32 [bs]): into the drafter's KV."""
+Move = Callable[[Tensor, Accepted], None]
+"""(slots int64 [bs, W], path): accepted rows of the target's KV to the front."""
 
 
 def _first(value: _Rows, rows: int) -> _Rows:
@@ -28,50 +41,214 @@ def _first(value: _Rows, rows: int) -> _Rows:
     return replace(value, **{f.name: getattr(value, f.name)[:rows] for f in fields(value)})
 
 
-class GraphTails:
-    """Static buffers for ``max_bs`` requests and the two capture hooks that fill them."""
+@dataclass
+class Width:
+    """One width's buffers, the target's backend and runner for it, and its small graphs by captured batch size."""
 
-    def __init__(self, shape: TreeShape, head: DraftHead, max_bs: int, device: Any) -> None:
+    nodes: int
+    tree: Tree
+    positions: Tensor  # int64 [cap, nodes]
+    backend: Any = None
+    runner: Any = None
+    mask: Tensor | None = None  # the backend's captured mask, flat
+    hidden: dict[int, Tensor] = field(default_factory=dict)  # by batch size, [bs * nodes, features], the graph's output
+    plan: dict[int, torch.cuda.CUDAGraph] = field(default_factory=dict)
+    commit: dict[int, torch.cuda.CUDAGraph] = field(default_factory=dict)
+
+    def padded(self, bs: int) -> int:
+        """The captured batch size that SGLang's runner takes for ``bs`` requests: the next larger one."""
+        return min(size for size in self.hidden if size >= bs)
+
+
+class StepGraphs:
+    """The static buffers of a step, the capture hooks that fill them, and the replays around the target's.
+
+    step: the buffers that :func:`prepare_step` fills. widths: node counts, the widest last.
+    """
+
+    def __init__(
+        self, shape: TreeShape, widths: Sequence[int], head: DraftHead, step: StepBuffers, device: Any
+    ) -> None:
+        cap, depths = step.cap, shape.depths
         self._shape = shape
         self._head = head
-        self._tree = empty_tree(max_bs, shape.nodes, device, index_dtype=torch.int64)
-        for field in fields(self._tree):
-            getattr(self._tree, field.name).zero_()
-        self._positions = torch.zeros((max_bs, shape.nodes), dtype=torch.int64, device=device)
-        self._accepted = empty_accepted(max_bs, shape.depths, device)
-        self.mask: Tensor | None = None
-        """The target backend's captured mask buffer, flat; known once the target's graphs are captured."""
-        self.drafts = False
-        """The draft graph has been captured with its tail."""
-        self.walks = False
-        """The verify graph has been captured with its tail."""
+        self._step = step
+        self._logprobs = torch.zeros((cap, depths, shape.topk), dtype=torch.float32, device=device)
+        self._ids = torch.zeros((cap, depths, shape.topk), dtype=torch.int64, device=device)
+        self._accepted = empty_accepted(cap, depths, device)
+        for name in ("index", "length", "tokens"):
+            getattr(self._accepted, name).zero_()
+        self._committed = Committed.empty(cap, shape.block, device)
+        self._sizes: list[int] = []
+        self._drafted: set[int] = set()
+        self.widths = {nodes: self._width(nodes, device) for nodes in widths}
+        self.policy: WidthPolicy | None = None
+        self._monitor: AcceptanceMonitor | None = None
+        self._last: tuple[int, int, float] | None = None
 
-    def tree(self, bs: int) -> tuple[Tree, Tensor]:
-        """Tree and positions int64 [bs, Q] that the last draft replay left."""
-        return _first(self._tree, bs), self._positions[:bs]
+    def _width(self, nodes: int, device: Any) -> Width:
+        tree = empty_tree(self._step.cap, nodes, device, index_dtype=torch.int64)
+        for each in fields(tree):
+            getattr(tree, each.name).zero_()
+        positions = torch.zeros((self._step.cap, nodes), dtype=torch.int64, device=device)
+        return Width(nodes, tree, positions)
 
-    def accepted(self, bs: int) -> Accepted:
-        """Greedy path that the last verify replay left."""
-        return _first(self._accepted, bs)
+    # Capture
 
     def draft_tail(self, runner: Any, out: Any, forward_batch: Any, num_tokens: int) -> None:
-        """After the drafter's layers: head, top-k, tree, positions and mask."""
+        """After the drafter's layers: head and top-k."""
         block = self._shape.block
         bs = num_tokens // block
         logprobs, ids = self._head(out.hidden_states[:num_tokens].view(bs, block, -1))
-        prefix = forward_batch.positions[:num_tokens].view(bs, block)[:, 0].contiguous()
-        roots = forward_batch.input_ids[:num_tokens].view(bs, block)[:, 0].contiguous()
-        tree, positions = self.tree(bs)
-        build_tree(logprobs, ids, roots, self._shape.nodes, out=tree)
-        tree_positions(tree, prefix, out=positions)
-        if self.mask is not None:
-            tree_mask_full(tree, prefix, self.mask)
-        self.drafts = True
+        self._logprobs[:bs].copy_(logprobs)
+        self._ids[:bs].copy_(ids)
+        self._drafted.add(bs)
 
     def verify_tail(self, runner: Any, out: Any, forward_batch: Any, num_tokens: int) -> None:
         """After the target's head: arg-max of every node and the greedy walk."""
-        bs = num_tokens // self._shape.nodes
-        choice = torch.argmax(out.next_token_logits[:num_tokens], dim=-1).view(bs, self._shape.nodes)
-        tree, _ = self.tree(bs)
-        verify_greedy(tree, choice, self._shape.depths, out=self.accepted(bs))
-        self.walks = True
+        bs = int(forward_batch.batch_size)
+        width = self.widths[num_tokens // bs]
+        choice = torch.argmax(out.next_token_logits[:num_tokens], dim=-1).view(bs, width.nodes)
+        verify_greedy(_first(width.tree, bs), choice, self._shape.depths, out=_first(self._accepted, bs))
+        width.hidden[bs] = out.hidden_states[:num_tokens]
+
+    def capture(self, move: Move, append: Append, policy: bool) -> None:
+        """Capture *plan* and *commit* of every width and batch size; ``policy``: also time them all and begin to choose.
+
+        Called when the target's graphs of every width and the drafter's are captured.
+        """
+        self._sizes = sorted(set.intersection(*(set(width.hidden) for width in self.widths.values())))
+        if not self._drafted or not self._sizes:
+            return
+        if policy:
+            self.policy = WidthPolicy(sorted(self.widths), self._sizes, {})
+            self._monitor = AcceptanceMonitor(self.policy, self._logprobs.device)
+        pool = torch.cuda.graph_pool_handle()
+        for width in self.widths.values():
+            for bs in sorted(width.hidden, reverse=True):
+                width.plan[bs] = _captured(lambda w=width, n=bs: self._run_plan(w, n), pool)  # type: ignore[misc]
+                width.commit[bs] = _captured(
+                    lambda w=width, n=bs: self._run_commit(w, n, move, append),  # type: ignore[misc]
+                    pool,
+                )
+        if self._monitor is not None:
+            self._monitor.counts.zero_()
+
+    def _run_plan(self, width: Width, bs: int) -> None:
+        tree, prefix = _first(width.tree, bs), self._step.prefix[:bs]
+        build_tree(self._logprobs[:bs], self._ids[:bs], self._step.roots[:bs], width.nodes, out=tree)
+        tree_positions(tree, prefix, out=width.positions[:bs])
+        if width.mask is not None:
+            tree_mask_full(tree, prefix, width.mask)
+
+    def _run_commit(self, width: Width, bs: int, move: Move, append: Append) -> None:
+        step, accepted = self._step.rows(bs), _first(self._accepted, bs)
+        committed = commit_step(accepted, step.prefix, width.nodes, out=self._committed)
+        if width.nodes > 1:
+            move(step.slots, accepted)
+        columns = min(self._shape.block, width.nodes)
+        rows = committed.rows[: bs * self._shape.block].view(bs, -1)[:, :columns]
+        append(
+            width.hidden[bs].index_select(0, rows.reshape(-1)),
+            step.draft_slots[:, :columns].contiguous(),
+            step.block_positions[:, :columns].contiguous(),
+            committed.lens,
+        )
+        if self._monitor is not None:
+            count_below(accepted, step.slots, self._monitor.limits, self._monitor.row(width.nodes))
+
+    def time_widths(self, draft_runner: Any, repeats: int = 4) -> None:
+        """Measure what the GPU alone needs for a step of every width and batch size, by replaying its graphs."""
+        if self.policy is None:
+            return
+        floor: dict[tuple[int, int], float] = {}
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        for width in self.widths.values():
+            for bs in self._sizes:
+                for count in (1, repeats):
+                    start.record()
+                    for _ in range(count):
+                        if width.nodes > 1:
+                            _replay(draft_runner, bs)
+                        width.plan[bs].replay()
+                        _replay(width.runner, bs)
+                        width.commit[bs].replay()
+                    end.record()
+                    end.synchronize()
+                floor[width.nodes, bs] = start.elapsed_time(end) / repeats / 1e3
+        self.policy.floor = floor
+        if self._monitor is not None:
+            self._monitor.counts.zero_()
+
+    # Serving
+
+    def covers(self, bs: int) -> bool:
+        """Whether a batch of this size fits the captured graphs."""
+        return bool(self._sizes) and bs <= self._sizes[-1]
+
+    def choose(self, bs: int) -> int:
+        """Nodes of the next tree."""
+        if self.policy is None:
+            return self._shape.nodes
+        now = time.perf_counter()
+        if self._last is not None:
+            width, before, since = self._last
+            if before == bs:
+                self.policy.took(width, bs, now - since)
+        if self._monitor is not None:
+            self._monitor.poll()
+        chosen = self.policy.choose(bs)
+        self._last = (chosen, bs, now)
+        return chosen
+
+    def interrupted(self) -> None:
+        """Something else than a decode step ran: the time since the last one says nothing about its width."""
+        self._last = None
+
+    def plan(self, nodes: int, bs: int) -> tuple[Tree, Tensor]:
+        """Tree of what the last draft replay left, and positions int64 [bs, nodes]; the mask is written too."""
+        width = self.widths[nodes]
+        width.plan[width.padded(bs)].replay()
+        return _first(width.tree, bs), width.positions[:bs]
+
+    def take(self, accepted: Accepted) -> None:
+        """Put a path that was worked out eagerly where the greedy walk would have left it."""
+        for name in ("index", "length", "tokens"):
+            mine: Tensor = getattr(self._accepted, name)
+            theirs: Tensor = getattr(accepted, name)
+            mine[: theirs.shape[0]].copy_(theirs)
+
+    def commit(self, nodes: int, bs: int) -> Committed:
+        """Move, append and count along the path that the walk left; the result outlives the next step."""
+        width = self.widths[nodes]
+        width.commit[width.padded(bs)].replay()
+        return self._committed.first(bs).lasting()
+
+    @contextmanager
+    def target(self, nodes: int, model_runner: Any) -> Iterator[None]:
+        """The target verifies trees of this width inside; prefill keeps the backend that it was started with."""
+        width = self.widths[nodes]
+        saved = model_runner.attn_backend, model_runner.decode_cuda_graph_runner
+        model_runner.attn_backend, model_runner.decode_cuda_graph_runner = width.backend, width.runner
+        try:
+            yield
+        finally:
+            model_runner.attn_backend, model_runner.decode_cuda_graph_runner = saved
+
+
+def _replay(runner: Any, bs: int) -> None:
+    """The graph of ``bs`` requests, on whatever lies in its buffers."""
+    runner.backend.replay(runner._make_graph_key(bs), None)
+
+
+def _captured(work: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
+    """``work`` as a graph; it runs once before, so that its kernels are compiled and its libraries ready."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        work()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+        work()
+    return graph

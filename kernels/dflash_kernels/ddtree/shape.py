@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 MAX_NODES = 512
 """Parents are packed in nine bits by the tree builder."""
@@ -47,3 +48,15 @@ class TreeShape:
 def default_topk(nodes: int) -> int:
     """Ranks that an optimal tree of this size can use, as measured: 8 loses nothing up to 64 nodes, 16 up to 128."""
     return 8 if nodes <= 64 else 16
+
+
+AUTO = "auto"
+AUTO_WIDTHS = (1, 8, 16, 32, 64)
+"""Candidates of ``--speculative-ddtree-budget auto``; one node is no draft, eight is about what a short chain costs."""
+
+
+def widths_of(speculative: Any, shape: TreeShape) -> tuple[int, ...]:
+    """Node counts that the server is started for, ascending; the last is ``shape.nodes``."""
+    if speculative.speculative_ddtree_budget != AUTO:
+        return (shape.nodes,)
+    return (*(width for width in AUTO_WIDTHS if width < shape.nodes), shape.nodes)

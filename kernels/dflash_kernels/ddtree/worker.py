@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import copy
 import logging
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.model_executor.cuda_graph_config import Backend
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
+from sglang.srt.model_executor.runner import DecodeCudaGraphRunner
 from sglang.srt.speculative.dflash_info import DFlashVerifyInput
 from sglang.srt.speculative.dflash_info_v2 import DFlashDraftInputV2
 from sglang.srt.speculative.dflash_utils import apply_dflash_verify_logits_adjustments
@@ -34,29 +35,18 @@ from ..tree import Tree
 from ..tree_mask import tree_mask_full, tree_positions
 from ..verify_greedy import verify_greedy
 from ..verify_sampling import coins_from_seeds, verify_sampling
-from .commit import commit_step
+from .commit import Committed, commit_step
 from .draft_head import DraftHead
-from .graphs import GraphTails
+from .graphs import Append, StepGraphs
 from .move import AcceptedMover
-from .prepare import prepare_step
-from .shape import TreeShape
+from .prepare import StepBuffers, prepare_step
+from .shape import TreeShape, widths_of
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
     from sglang.srt.server_args import ServerArgs
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass
-class _StepBuffers:
-    """Reused buffers of one step, ``cap`` requests wide."""
-
-    block_ids: Tensor  # int64 [cap, F]
-    block_positions: Tensor  # int64 [cap, F]
-    draft_slots: Tensor  # int64 [cap, F]
-    slots: Tensor  # int64 [cap, max(F, Q)]
-    seq_lens_cpu: Tensor  # int32 [cap], host
 
 
 def _touches_logits(sampling: Any) -> bool:
@@ -102,20 +92,27 @@ def shape_of(speculative: Any) -> TreeShape:
 class DDTreeWorker(DFlashWorkerV2):
     """Drafts like DFLASH, verifies a tree. Prefill and everything around a decode step are DFLASH's own."""
 
+    switches_width = True
+    """Whether this release's target can be captured for several widths (proven by serving)."""
+
     def __init__(self, server_args: ServerArgs, **kwargs: Any) -> None:
         self.shape = shape_of(self._speculative(server_args))
         with self._as_drafter(server_args) as draft_args:
             super().__init__(server_args=draft_args, **kwargs)
         self.server_args = server_args
-        self._buffers: _StepBuffers | None = None
+        self._step = StepBuffers.empty(1, self.shape.block, self.shape.reserved, self.device)
         self._head = DraftHead(self.target_worker.model_runner.model, self.shape)
         self._mover = AcceptedMover(self.target_worker.model_runner)
-        self._tails: GraphTails | None = None
+        self._graphs: StepGraphs | None = None
+        self._widths = widths_of(self._speculative(server_args), self.shape)
+        if len(self._widths) > 1 and not self.switches_width:
+            logger.warning("DDTREE auto is not proven on this release; every tree has %d nodes.", self.shape.nodes)
+            self._widths = (self.shape.nodes,)
         if self._rank() == 0:
             logger.info(
-                "DDTREE ready: draft block %d, tree of %d nodes, top-%d per depth.",
+                "DDTREE ready: draft block %d, trees of %s nodes, top-%d per depth.",
                 self.shape.block,
-                self.shape.nodes,
+                "/".join(map(str, self._widths)),
                 self.shape.topk,
             )
 
@@ -126,38 +123,78 @@ class DDTreeWorker(DFlashWorkerV2):
     def init_attention_backends(self) -> None:
         """Also hooks the walk into the target's graphs, which the scheduler captures next."""
         super().init_attention_backends()
-        _refuse_unproven(self.target_worker.model_runner)
+        target = self.target_worker.model_runner
+        _refuse_unproven(target)
         self._mover.bind()
         decode = self._graph_config().decode
         if decode.backend == Backend.DISABLED:
+            if len(self._widths) > 1:
+                logger.warning("DDTREE auto needs captured graphs; every tree has %d nodes.", self.shape.nodes)
             return
-        self._tails = GraphTails(self.shape, self._head, max(decode.bs), self.device)
-        self.target_worker.model_runner.capture_tail_hooks.append(self._tails.verify_tail)
+        self._step = StepBuffers.empty(max(decode.bs), self.shape.block, self.shape.reserved, self.device)
+        self._graphs = StepGraphs(self.shape, self._widths, self._head, self._step, self.device)
+        target.capture_tail_hooks.append(self._graphs.verify_tail)
 
     def init_cuda_graphs(self) -> None:
-        """Also hooks tree and mask into the drafter's graphs; the target's are captured by now."""
-        if self._tails is not None:
-            self._tails.mask = self._mask_buffer()
-            self.draft_model_runner.capture_tail_hooks.append(self._tails.draft_tail)
+        """Also captures what lies around the target's and the drafter's graphs; the target's are captured by now."""
+        graphs = self._graphs
+        if graphs is not None:
+            self.draft_model_runner.capture_tail_hooks.append(graphs.draft_tail)
         super().init_cuda_graphs()
+        if graphs is None:
+            return
+        began = time.monotonic()
+        target = self.target_worker.model_runner
+        for width in graphs.widths.values():
+            if width.nodes == self.shape.nodes:
+                width.backend, width.runner = target.attn_backend, target.decode_cuda_graph_runner
+            else:
+                width.backend, width.runner = self._target_graphs(width.nodes)
+            width.mask = self._mask_buffer(width.backend)
+        with torch.inference_mode():
+            graphs.capture(self._mover.move, self._graph_append(), policy=len(self._widths) > 1)
+            graphs.time_widths(self.draft_model_runner.decode_cuda_graph_runner)
+        if self._rank() == 0:
+            known = "" if graphs.policy is None else f" {graphs.policy.summary()['floor_ms']}"
+            logger.info("DDTREE graphs captured in %.1f s.%s", time.monotonic() - began, known)
 
-    def _step_buffers(self, bs: int) -> _StepBuffers:
-        if self._buffers is None or self._buffers.block_ids.shape[0] < bs:
-            cap = max(bs, 2 * (0 if self._buffers is None else self._buffers.block_ids.shape[0]))
+    def _target_graphs(self, nodes: int) -> tuple[Any, Any]:
+        """Attention backend and graph runner of the target for trees of ``nodes`` nodes, as adaptive EAGLE makes them."""
+        target = self.target_worker.model_runner
+        args = self.server_args
+        keep, workspace = args.speculative_num_draft_tokens, target.init_new_workspace
+        args.override("ddtree.width", speculative_num_draft_tokens=nodes)
+        try:
+            backend = target._get_attention_backend(init_new_workspace=True)
+            return backend, DecodeCudaGraphRunner(target, attn_backend=backend, speculative_num_draft_tokens=nodes)
+        finally:
+            target.init_new_workspace = workspace
+            args.override("ddtree.width", speculative_num_draft_tokens=keep)
 
-            def ints(width: int) -> Tensor:
-                return torch.zeros((cap, width), dtype=torch.int64, device=self.device)
+    def _graph_append(self) -> Append:
+        """The drafter's KV append with a workspace of its own: a long prefill makes DFLASH's grow, and move."""
+        helper = copy.copy(self._fused_kv_helper)
+        if helper is not None:
+            helper._workspace_capacity = 0
+            helper._ensure_workspace(self._step.cap * self.shape.block, helper.flat_kv_weight_t.dtype)
 
-            self._buffers = _StepBuffers(
-                block_ids=ints(self.shape.block),
-                block_positions=ints(self.shape.block),
-                draft_slots=ints(self.shape.block),
-                slots=ints(self.shape.reserved),
-                seq_lens_cpu=torch.zeros(cap, dtype=torch.int32),
-            )
-        b = self._buffers
-        return _StepBuffers(
-            b.block_ids[:bs], b.block_positions[:bs], b.draft_slots[:bs], b.slots[:bs], b.seq_lens_cpu[:bs]
+        def append(hidden: Tensor, slots: Tensor, positions: Tensor, lens: Tensor) -> None:
+            saved, self._fused_kv_helper = self._fused_kv_helper, helper
+            try:
+                self._append(hidden, slots, positions, lens)
+            finally:
+                self._fused_kv_helper = saved
+
+        return append
+
+    def _append(self, hidden: Tensor, slots: Tensor, positions: Tensor, lens: Tensor) -> None:
+        """hidden: [bs * C, features] of the rows of slots and positions, int64 [bs, C]; the first lens[b] of each count."""
+        self._append_target_hidden_to_draft_kv_by_loc(
+            target_hidden=hidden,
+            cache_loc=slots.reshape(-1),
+            cache_loc_2d=slots,
+            positions=positions.reshape(-1),
+            commit_lens=lens,
         )
 
     def forward_batch_generation(
@@ -170,6 +207,8 @@ class DDTreeWorker(DFlashWorkerV2):
         """
         decode = not (batch.forward_mode.is_extend() or batch.is_extend_in_batch or batch.forward_mode.is_idle())
         if not decode or batch.spec_info is None:
+            if self._graphs is not None:
+                self._graphs.interrupted()
             return super().forward_batch_generation(batch, on_publish, **later)
         if not isinstance(batch.spec_info, DFlashDraftInputV2):
             raise RuntimeError(
@@ -180,70 +219,78 @@ class DDTreeWorker(DFlashWorkerV2):
     def _decode_step(
         self, batch: ScheduleBatch, draft_input: DFlashDraftInputV2, on_publish: Any
     ) -> GenerationBatchResult:
-        bs, shape = len(batch.seq_lens), self.shape
+        bs = len(batch.seq_lens)
         prefix = batch.seq_lens
         if prefix.is_cuda:
             prefix.record_stream(torch.cuda.current_stream())
-        step = self._step_buffers(bs)
+        graphs = self._graphs if self._graphs is not None and self._graphs.covers(bs) else None
+        buffers = self._step
+        if graphs is None and bs > buffers.cap:
+            buffers = StepBuffers.empty(bs, self.shape.block, self.shape.reserved, self.device)
+            if self._graphs is None:  # captured graphs keep the addresses of theirs
+                self._step = buffers
         prepare_step(
             draft_input.bonus_tokens,
             prefix,
             batch.req_pool_indices,
             self.model_runner.req_to_token_pool.req_to_token,
             int(self._mask_token_id),
-            step.block_ids,
-            step.block_positions,
-            step.draft_slots,
-            step.slots,
+            buffers,
         )
-        tree, positions, in_graph = self._draft(batch, draft_input, step)
-        logits_output, can_run_cuda_graph = self._verify(batch, draft_input, step, tree, positions, in_graph)
-        sampling = batch.sampling_info
-        if (
-            in_graph
-            and can_run_cuda_graph
-            and self._tails is not None
-            and self._tails.walks
-            and not _touches_logits(sampling)
-        ):
-            accepted = self._tails.accepted(bs)
-        else:
-            accepted = self._accept(batch, tree, logits_output.next_token_logits)
-        committed = commit_step(accepted, prefix, shape.nodes)
-        if on_publish is not None:
-            on_publish(committed.seq_lens)
-
-        # Destinations come from the slots gathered before the draft: nothing reads req_to_token after the verify, so the
-        # scheduler may write it as early as for a chain.
-        self._mover.move(step.slots, accepted)
+        step = buffers.rows(bs)
+        nodes = self.shape.nodes if graphs is None else graphs.choose(bs)
+        tree, positions, planned = self._draft(batch, draft_input, step, nodes, graphs)
+        with nullcontext() if graphs is None else graphs.target(nodes, self.target_worker.model_runner):
+            logits_output, in_graph = self._verify(batch, draft_input, step, tree, positions, planned)
         hidden = logits_output.hidden_states
         if hidden is None:
             raise RuntimeError("DDTREE verify needs the target's hidden states and got none")
-        self._append_target_hidden_to_draft_kv_by_loc(
-            target_hidden=hidden.index_select(0, committed.rows),
-            cache_loc=step.draft_slots.reshape(-1),
-            cache_loc_2d=step.draft_slots,
-            positions=step.block_positions.reshape(-1),
-            commit_lens=committed.lens,
-        )
+        if graphs is not None and in_graph:
+            if not planned or _touches_logits(batch.sampling_info):
+                graphs.take(self._accept(batch, tree, logits_output.next_token_logits))
+            committed = graphs.commit(nodes, bs)
+        else:
+            accepted = self._accept(batch, tree, logits_output.next_token_logits)
+            committed = self._commit(step, accepted, hidden, nodes)
+        # Destinations come from the slots gathered before the draft: nothing reads req_to_token after the verify, so the
+        # scheduler may write it as early as for a chain.
+        if on_publish is not None:
+            on_publish(committed.seq_lens)
         logits_output.hidden_states = None
         return GenerationBatchResult(
             logits_output=logits_output,
             next_token_ids=committed.tokens.reshape(-1),
             accept_lens=committed.lens,
-            can_run_cuda_graph=can_run_cuda_graph,
+            can_run_cuda_graph=in_graph,
             next_draft_input=self._make_next_draft_input_decode(
                 bonus_tokens=committed.bonus, new_seq_lens=committed.seq_lens
             ),
-            speculative_num_draft_tokens=shape.block,
+            speculative_num_draft_tokens=self.shape.block,
             new_seq_lens=committed.seq_lens,
         )
 
+    def _commit(self, step: StepBuffers, accepted: Accepted, hidden: Tensor, nodes: int) -> Committed:
+        """Move, append and tell the path, without captured graphs."""
+        committed = commit_step(accepted, step.prefix, nodes)
+        self._mover.move(step.slots, accepted)
+        self._append(hidden.index_select(0, committed.rows), step.draft_slots, step.block_positions, committed.lens)
+        return committed
+
     def _draft(
-        self, batch: ScheduleBatch, draft_input: DFlashDraftInputV2, step: _StepBuffers
+        self,
+        batch: ScheduleBatch,
+        draft_input: DFlashDraftInputV2,
+        step: StepBuffers,
+        nodes: int,
+        graphs: StepGraphs | None,
     ) -> tuple[Tree, Tensor, bool]:
-        """One drafter pass over the block: the tree, its positions int64 [bs, Q], whether they are the graph's own buffers."""
+        """One drafter pass over the block: the tree, its positions int64 [bs, nodes], whether a graph laid them out.
+
+        A tree of one node needs no draft.
+        """
         bs, block = step.block_ids.shape
+        if graphs is not None and nodes == 1:
+            return *graphs.plan(nodes, bs), True
         embeds = self._embed(step.block_ids)
         prefix = batch.seq_lens
         host = step.seq_lens_cpu
@@ -280,13 +327,13 @@ class DDTreeWorker(DFlashWorkerV2):
         self._bind_draft(forward_batch)
         with torch.inference_mode(), self._draft_ranks():
             out = self.draft_model_runner.forward(forward_batch)
-            if out.can_run_graph and self._tails is not None and self._tails.drafts:
-                return *self._tails.tree(bs), True
+            if out.can_run_graph and graphs is not None:
+                return *graphs.plan(nodes, bs), True
             hidden = out.logits_output.hidden_states
             if hidden is None:
                 raise RuntimeError("the DFLASH draft model returned no hidden states")
             logprobs, ids = self._head(hidden.view(bs, block, -1))
-        tree = build_tree(logprobs, ids, draft_input.bonus_tokens, self.shape.nodes)
+        tree = build_tree(logprobs, ids, draft_input.bonus_tokens, nodes)
         return tree, tree_positions(tree, prefix), False
 
     def _host_bound(self, batch: ScheduleBatch, draft_input: DFlashDraftInputV2, width: int) -> Tensor:
@@ -303,14 +350,13 @@ class DDTreeWorker(DFlashWorkerV2):
         self,
         batch: ScheduleBatch,
         draft_input: DFlashDraftInputV2,
-        step: _StepBuffers,
+        step: StepBuffers,
         tree: Tree,
         positions: Tensor,
-        in_graph: bool,
+        planned: bool,
     ) -> tuple[Any, bool]:
         """The target over all nodes: logits [bs * Q, vocab] and hidden states [bs * Q, features], node by node."""
-        nodes = self.shape.nodes
-        bs = tree.token_ids.shape[0]
+        bs, nodes = tree.token_ids.shape
         prefix = batch.seq_lens
         batch.out_cache_loc = step.slots[:, :nodes].reshape(-1)
         saved = batch.seq_lens_cpu, batch.seq_lens_sum
@@ -321,7 +367,7 @@ class DDTreeWorker(DFlashWorkerV2):
             draft_token=tree.token_ids.reshape(-1).to(torch.int64),
             positions=positions.reshape(-1),
             draft_token_num=nodes,
-            custom_mask=self._mask(tree, prefix, (batch.seq_lens_sum + bs * nodes) * nodes, in_graph),
+            custom_mask=self._mask(tree, prefix, (batch.seq_lens_sum + bs * nodes) * nodes, planned),
             capture_hidden_mode=CaptureHiddenMode.FULL,
         )
         forward_batch, can_run_cuda_graph = verify_input.prepare_for_verify(batch, self.target_worker)
@@ -331,21 +377,21 @@ class DDTreeWorker(DFlashWorkerV2):
         )
         return out.logits_output, can_run_cuda_graph
 
-    def _mask(self, tree: Tree, prefix: Tensor, numel: int, in_graph: bool) -> Tensor:
+    def _mask(self, tree: Tree, prefix: Tensor, numel: int, planned: bool) -> Tensor:
         """The mask where the backend will read it: its captured buffer when it has one, else a fresh one of ``numel``."""
-        buffer = self._mask_buffer()
+        buffer = self._mask_buffer(self.target_worker.model_runner.attn_backend)
         if buffer is None:
             buffer = torch.ones(numel, dtype=torch.bool, device=prefix.device)
-        if not (in_graph and self._tails is not None and self._tails.mask is buffer):
-            tree_mask_full(tree, prefix, buffer)
-        return buffer
+        elif planned:
+            return buffer
+        return tree_mask_full(tree, prefix, buffer)
 
     def _accept(self, batch: ScheduleBatch, tree: Tree, logits: Tensor) -> Accepted:
         """Walk the tree along the target's own choices: its arg-max, or its samples when a request samples."""
         sampling = batch.sampling_info
         if sampling is not None:
             apply_dflash_verify_logits_adjustments(
-                next_token_logits=logits, sampling_info=sampling, draft_token_num=self.shape.nodes
+                next_token_logits=logits, sampling_info=sampling, draft_token_num=tree.num_nodes
             )
         if sampling is None or sampling.is_all_greedy:
             choice = torch.argmax(logits, dim=-1).view(tree.token_ids.shape)
@@ -415,7 +461,7 @@ class DDTreeWorker(DFlashWorkerV2):
     def _bind_draft(self, forward_batch: ForwardBatch) -> None:
         """Complete the drafter's batch."""
 
-    def _mask_buffer(self) -> Tensor | None:
-        """The target backend's captured mask, flat uint8; None while nothing is captured."""
-        buffer: Tensor | None = self.target_worker.model_runner.attn_backend.get_verify_buffers_to_fill_after_draft()[0]
+    def _mask_buffer(self, backend: Any) -> Tensor | None:
+        """The captured mask of a backend of the target, flat uint8; None while nothing is captured."""
+        buffer: Tensor | None = backend.get_verify_buffers_to_fill_after_draft()[0]
         return buffer

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 class DDTreeWorker(worker.DDTreeWorker):
     """As its base; a drafter whose depths depend on each other is refused."""
 
+    switches_width = False
+
     def __init__(self, server_args: ServerArgs, **kwargs: Any) -> None:
         super().__init__(server_args, **kwargs)
         # What the draft model has, whatever its checkpoint's configuration called it. Not every release has every part.
@@ -63,8 +65,8 @@ class DDTreeWorker(worker.DDTreeWorker):
             out=out,
         )
 
-    def _mask_buffer(self) -> Tensor | None:
-        mask = self.target_worker.model_runner.attn_backend.verify_mask
+    def _mask_buffer(self, backend: Any) -> Tensor | None:
+        mask = backend.verify_mask
         return None if mask is None else mask.buffer
 
     def prewarm_sampling(self) -> Any:

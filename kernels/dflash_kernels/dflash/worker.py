@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..accepted import Accepted
 from ..ddtree.commit import Committed, commit_step
-from ..ddtree.prepare import prepare_step
+from ..ddtree.prepare import StepBuffers, prepare_step
 from ..interpreter import skip_overflow_checks
 from ..tree import Tree
 from ..tree_mask import tree_mask_full, tree_positions
@@ -135,29 +135,23 @@ class DFlashWorker(TpModelWorker):
             req.decode_batch_idx += 1
         reserve(batch, self.nodes)
 
-        def ints(width: int) -> Tensor:
-            return torch.empty((bs, width), dtype=torch.int64, device=self.device)
-
-        block_ids, block_positions, draft_slots, slots = ints(block), ints(block), ints(block), ints(self.nodes)
+        step = StepBuffers.empty(bs, block, self.nodes, self.device)
         prepare_step(
             bonus,
             prefix,
             batch.req_pool_indices,
             batch.req_to_token_pool.req_to_token,
             self.drafter.mask_token,
-            block_ids,
-            block_positions,
-            draft_slots,
-            slots,
+            step,
         )
-        tree = self._grow(bonus, self._draft(batch, block_ids, block_positions, draft_slots))
-        logits, features, graph = self._verify(batch, tree, slots)
+        tree = self._grow(bonus, self._draft(batch, step.block_ids, step.block_positions, step.draft_slots))
+        logits, features, graph = self._verify(batch, tree, step.slots)
         accepted = self._accept(batch, tree, logits)
         committed = commit_step(accepted, prefix, self.nodes)
-        self._move(slots, accepted)
+        self._move(step.slots, accepted)
         # Rows behind a path fill slots that are not committed; the next step writes them again before anyone looks.
         self._write_context(
-            features.index_select(0, committed.rows), block_positions.reshape(-1), draft_slots.reshape(-1)
+            features.index_select(0, committed.rows), step.block_positions.reshape(-1), step.draft_slots.reshape(-1)
         )
         return self._commit(batch, committed, graph)
 

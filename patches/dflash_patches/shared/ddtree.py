@@ -382,8 +382,8 @@ def budget_flag(file: str, scope: str, namespace: str = "") -> Patch:
             scope,
             f"""
             speculative_ddtree_budget: A[
-                Optional[int],
-                "DDTREE only. Tree nodes that the target verifies in one step, root included.",{tail}
+                Optional[str],
+                "DDTREE only. Tree nodes that the target verifies in one step, root included, or auto.",{tail}
             ] = None
             """,
             after="speculative_dflash_block_size",
@@ -395,17 +395,17 @@ def budget_flag(file: str, scope: str, namespace: str = "") -> Patch:
                     from a import A, NS, Optional
 
                     class {scope}:
-                        speculative_dflash_block_size: A[Optional[int], "x"] = None
+                        speculative_dflash_block_size: A[Optional[str], "x"] = None
                         other: A[int, "y"] = 1
                 """,
                 after=f"""
                     from a import A, NS, Optional
 
                     class {scope}:
-                        speculative_dflash_block_size: A[Optional[int], "x"] = None
+                        speculative_dflash_block_size: A[Optional[str], "x"] = None
                         speculative_ddtree_budget: A[  # dflash-deploy: ddtree-budget-flag
-                            Optional[int],
-                            "DDTREE only. Tree nodes that the target verifies in one step, root included.",{shown}
+                            Optional[str],
+                            "DDTREE only. Tree nodes that the target verifies in one step, root included, or auto.",{shown}
                         ] = None
                         other: A[int, "y"] = 1
                 """,
