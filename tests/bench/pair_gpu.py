@@ -130,13 +130,89 @@ def measure(server: Server, prompts: list[str], tokens: int, concurrency: int) -
     }
 
 
-def profile(server: Server, prompt: str, folder: Path, steps: int = 12) -> None:
-    """A torch profiler trace (CPU and GPU) of ``steps`` decode steps of one request, as SGLang writes it into ``folder``."""
+def compare(servers: list[Server], prompts: list[str], tokens: int, concurrency: int, rounds: int) -> list[dict]:
+    """The same work for every server in every round, in alternating order: what disturbs one round disturbs all arms.
+
+    One request at a time shares the prompts out among the rounds; more take them all, repeated to four waves at least.
+    """
+    total: dict[str, dict] = {}
+    reference: dict[int, list[list[int]]] = {}
+    for at in range(rounds):
+        work = prompts[at::rounds] if concurrency == 1 else prompts * -(-4 * concurrency // len(prompts))
+        for server in servers if at % 2 == 0 else servers[::-1]:
+            row = measure(server, work, tokens, concurrency)
+            ids = row.pop("ids")
+            if server is servers[0]:
+                reference[at] = ids
+            row["answers"] = ids
+            row["at"] = at
+            total.setdefault(server.arm, {"arm": server.arm, "concurrency": concurrency, "rounds": []})[
+                "rounds"
+            ].append(row)
+    out = []
+    for arm, entry in total.items():
+        parts = entry["rounds"]
+        seconds, made, steps = (sum(part[key] for part in parts) for key in ("seconds", "tokens", "steps"))
+        requests = sum(len(part["answers"]) for part in parts)
+        same = sum(a == b for part in parts for a, b in zip(part["answers"], reference[part["at"]], strict=True))
+        row = {
+            "arm": arm,
+            "concurrency": concurrency,
+            "requests": requests,
+            "seconds": seconds,
+            "tok_s": made / seconds,
+            "tok_s_rounds": [round(part["tok_s"], 1) for part in parts],
+            "tau": (made - requests) / steps if steps else 1.0,
+            "step_ms": 1e3 * seconds * concurrency / (steps or made),
+            "identical": same,
+        }
+        out.append(row)
+        row["ratio"] = row["tok_s"] / out[0]["tok_s"]
+        print(
+            f"c={concurrency:<3} {arm:14} {row['tok_s']:8.0f} tok/s  x{row['ratio']:.2f}  tau {row['tau']:.3f}  "
+            f"step {row['step_ms']:.2f} ms  identical {same}/{requests}  rounds {row['tok_s_rounds']}",
+            flush=True,
+        )
+    return out
+
+
+def mixed(server: Server, prompts: list[str]) -> None:
+    """Sampled, biased and greedy requests at once, some of them long: each is answered, and greedy ones as if alone.
+
+    Raises:
+        RuntimeError: an answer is missing, or sampling gave the greedy text in every case.
+    """
+    plain = {"temperature": 0, "max_new_tokens": 48}
+    kinds = [plain, {**plain, "temperature": 1.0, "top_p": 0.9, "top_k": 40}, {**plain, "logit_bias": {"28": 5.0}}]
+    work = [(prompt * (30 if at % 7 == 0 else 1), kinds[at % 3]) for at, prompt in enumerate(prompts[:24])]
+
+    def one(item: tuple[str, dict]) -> list[int]:
+        return post(server.port, "/generate", {"text": item[0], "sampling_params": item[1]})["output_ids"]
+
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(one, work))
+        greedy = list(pool.map(one, [(prompt, plain) for prompt, _ in work]))
+    if not all(answers):
+        raise RuntimeError(f"{server.arm}: an answer of the mixed load is empty")
+    same = [sum(a == g for a, g in list(zip(answers, greedy, strict=True))[kind::3]) for kind in range(3)]
+    print(
+        f"{server.arm}: mixed load, as greedy: {same[0]} greedy, {same[1]} sampled, {same[2]} biased of 8 each",
+        flush=True,
+    )
+    if same[1] == 8:
+        raise RuntimeError(f"{server.arm}: sampling changed nothing")
+
+
+def profile(server: Server, prompts: list[str], folder: Path, concurrency: int, steps: int = 12) -> None:
+    """A torch profiler trace (CPU and GPU) of ``steps`` decode steps, as SGLang writes it into ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
-    body = {"text": prompt, "sampling_params": {"temperature": 0, "max_new_tokens": 256, "ignore_eos": True}}
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(post, server.port, "/generate", body)
-        time.sleep(0.2)
+    sampling = {"temperature": 0, "max_new_tokens": 400, "ignore_eos": True}
+    with concurrent.futures.ThreadPoolExecutor(concurrency) as pool:
+        answers = [
+            pool.submit(post, server.port, "/generate", {"text": prompt, "sampling_params": sampling})
+            for prompt in prompts[:concurrency]
+        ]
+        time.sleep(0.3)
         wanted = {"output_dir": str(folder), "num_steps": steps, "activities": ["CPU", "GPU"], "with_stack": True}
         request = urllib.request.Request(
             f"http://127.0.0.1:{server.port}/start_profile",
@@ -144,7 +220,8 @@ def profile(server: Server, prompt: str, folder: Path, steps: int = 12) -> None:
             {"content-type": "application/json"},
         )
         urllib.request.urlopen(request, timeout=120).read()
-        answer.result()
+        for answer in answers:
+            answer.result()
     deadline = time.time() + 60
     while not list(folder.glob("*.gz")) and time.time() < deadline:
         time.sleep(1)
@@ -164,7 +241,7 @@ def main() -> int:
     parser.add_argument("--concurrency", nargs="+", type=int, default=[1, 8, 32])
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--limit", type=int, default=0, help="first so many prompts of each file; 0: all")
-    parser.add_argument("--first-limit", type=int, default=0, help="prompts at concurrency 1; 0: all")
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--max-bs", type=int, default=32)
     parser.add_argument("--mem", type=float, default=0.3)
     parser.add_argument("--start-limit", type=float, default=240.0)
@@ -192,27 +269,15 @@ def main() -> int:
             print(f"{server.arm} ready", flush=True)
         for server in servers:
             measure(server, prompts[:4], 32, 4)
-        reference: dict[int, list[list[int]]] = {}
         for concurrency in args.concurrency:
-            work = prompts[: args.first_limit] if concurrency == 1 and args.first_limit else prompts
-            base = None
-            for server in servers:
-                row = measure(server, work, args.tokens, concurrency)
-                ids = row.pop("ids")
-                reference.setdefault(concurrency, ids)
-                row["identical"] = sum(a == b for a, b in zip(ids, reference[concurrency], strict=True))
-                row |= {"arm": server.arm, "concurrency": concurrency, "prompts": len(work)}
-                base = base or row["tok_s"]
-                row["ratio"] = row["tok_s"] / base
-                rows.append(row)
-                print(
-                    f"c={concurrency:<3} {server.arm:14} {row['tok_s']:8.0f} tok/s  x{row['ratio']:.2f}  tau {row['tau']:.3f}  "
-                    f"identical {row['identical']}/{len(work)}  {row['seconds']:.1f} s",
-                    flush=True,
-                )
+            rows += compare(servers, prompts, args.tokens, concurrency, args.rounds)
+        for server in servers:
+            mixed(server, prompts)
         for server in servers:
             if server.arm in args.profile:
-                profile(server, prompts[0], Path(args.traces) / server.arm.replace(":", "-"))
+                for concurrency in (1, 32):
+                    folder = Path(args.traces) / f"{server.arm.replace(':', '-')}-{concurrency}"
+                    profile(server, prompts, folder, concurrency)
         return 0
     except Exception as error:
         print(f"FAILED: {str(error)[-3000:]}", flush=True)

@@ -8,6 +8,7 @@ read and write the same static buffers: between the graphs nothing is computed e
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,6 +28,8 @@ from .draft_head import DraftHead
 from .prepare import StepBuffers
 from .shape import TreeShape
 from .widths import AcceptanceMonitor, WidthPolicy, count_below
+
+logger = logging.getLogger(__name__)
 
 _Rows = TypeVar("_Rows", Tree, Accepted)
 
@@ -198,6 +201,9 @@ class StepGraphs:
         if self._monitor is not None:
             self._monitor.poll()
         chosen = self.policy.choose(bs)
+        steps = self.policy.steps
+        if steps >= 256 and steps & (steps - 1) == 0:
+            logger.info("DDTREE auto after %d steps: %s", steps, self.policy.summary())
         self._last = (chosen, bs, now)
         return chosen
 

@@ -109,6 +109,11 @@ class WidthPolicy:
             mean = count / requests
             self._drafts[narrower] = mean if before is None else before + weight * (mean - before)
 
+    @property
+    def steps(self) -> int:
+        """Choices made so far."""
+        return self._steps
+
     def summary(self) -> dict[str, object]:
         """What is known, for the log and for whoever asks the server."""
         return {
@@ -118,7 +123,9 @@ class WidthPolicy:
                 for (w, s), i in sorted(self._intervals.items())
                 if i.seen >= TRIALS
             },
-            "floor_ms": {f"{w}x{s}": round(1e3 * t, 3) for (w, s), t in sorted(self.floor.items())},
+            "best": {
+                str(s): max(self.widths, key=lambda w: self.rate(w, s)) for s in sorted({s for _, s in self._intervals})
+            },
         }
 
 
@@ -169,7 +176,7 @@ class AcceptanceMonitor:
         self.limits = torch.tensor(list(policy.widths), dtype=torch.int32, device=device)
         self.counts = torch.zeros((len(policy.widths), len(policy.widths) + 1), dtype=torch.int64, device=device)
         self._host = torch.zeros(self.counts.shape, dtype=torch.int64, pin_memory=True)
-        self._seen = self._host.clone()
+        self._seen: list[list[int]] = self._host.tolist()
         self._event: torch.cuda.Event | None = None
         self._steps = 0
 
@@ -182,14 +189,16 @@ class AcceptanceMonitor:
         self._steps += 1
         if self._event is None:
             if self._steps % self.EVERY == 0 or self._steps in (2, 4, 8, 16):
-                self._host.copy_(self.counts, non_blocking=True)
+                with torch.inference_mode():  # the worker's buffers are made in it
+                    self._host.copy_(self.counts, non_blocking=True)
                 self._event = torch.cuda.Event()
                 self._event.record()
             return
         if not self._event.query():
             return
         self._event = None
-        now = self._host.clone()
-        for width, new in zip(self._policy.widths, (now - self._seen).tolist(), strict=True):
+        now = self._host.tolist()
+        for width, row, before in zip(self._policy.widths, now, self._seen, strict=True):
+            new = [count - old for count, old in zip(row, before, strict=True)]
             self._policy.accepted(width, new[-1], new[:-1])
         self._seen = now

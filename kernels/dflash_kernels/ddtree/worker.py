@@ -155,8 +155,10 @@ class DDTreeWorker(DFlashWorkerV2):
             graphs.capture(self._mover.move, self._graph_append(), policy=len(self._widths) > 1)
             graphs.time_widths(self.draft_model_runner.decode_cuda_graph_runner)
         if self._rank() == 0:
-            known = "" if graphs.policy is None else f" {graphs.policy.summary()['floor_ms']}"
-            logger.info("DDTREE graphs captured in %.1f s.%s", time.monotonic() - began, known)
+            logger.info("DDTREE graphs captured in %.1f s.", time.monotonic() - began)
+            if graphs.policy is not None:
+                floor = {f"{w}x{bs}": round(1e3 * t, 2) for (w, bs), t in graphs.policy.floor.items()}
+                logger.info("DDTREE auto, ms a step at least, by nodes and requests: %s", floor)
 
     def _target_graphs(self, nodes: int) -> tuple[Any, Any]:
         """Attention backend and graph runner of the target for trees of ``nodes`` nodes, as adaptive EAGLE makes them."""
