@@ -184,7 +184,7 @@ def mixed(server: Server, prompts: list[str]) -> None:
     """
     plain = {"temperature": 0, "max_new_tokens": 48}
     kinds = [plain, {**plain, "temperature": 1.0, "top_p": 0.9, "top_k": 40}, {**plain, "logit_bias": {"28": 5.0}}]
-    work = [(prompt * (30 if at % 7 == 0 else 1), kinds[at % 3]) for at, prompt in enumerate(prompts[:24])]
+    work = [(prompt * (6 if at % 7 == 0 else 1), kinds[at % 3]) for at, prompt in enumerate(prompts[:24])]
 
     def one(item: tuple[str, dict]) -> list[int]:
         return post(server.port, "/generate", {"text": item[0], "sampling_params": item[1]})["output_ids"]

