@@ -8,11 +8,14 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
 from dflash_deploy.audit.stacks import ROUTER
 from dflash_deploy.errors import UsageError
-from dflash_deploy.inventory import Target
 from dflash_deploy.settings import DEFAULT_PORT, SECRET_ARGS, Settings
+
+if TYPE_CHECKING:
+    from dflash_deploy.inventory import Target
 
 ROUTER_PORT = 30080
 SERVICE = "dflash-router"

@@ -82,11 +82,12 @@ def _prepare_step(
 ):
     b = tl.program_id(0)
     real = b < bs
-    start = tl.load(prefix + b, mask=real, other=0).to(tl.int64)
-    root = tl.load(bonus + b, mask=real, other=0).to(tl.int64)
-    row = req_to_token + tl.load(req_pool + b, mask=real, other=0).to(tl.int64) * req_stride + start
+    at = tl.minimum(b, bs - 1)  # padding reads what the last request has, and keeps none of it
+    start = tl.where(real, tl.load(prefix + at).to(tl.int64), 0)
+    root = tl.where(real, tl.load(bonus + at).to(tl.int64), 0)
+    row = req_to_token + tl.load(req_pool + at).to(tl.int64) * req_stride + start
     i = tl.arange(0, W_POW2)
-    slot = tl.load(row + i, mask=(i < W) & real, other=0).to(tl.int64)
+    slot = tl.where(real, tl.load(row + i, mask=i < W, other=0).to(tl.int64), 0)
     tl.store(prefixes + b, start)
     tl.store(roots + b, root)
     tl.store(slots + b * W + i, slot, mask=i < W)
