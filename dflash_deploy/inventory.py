@@ -71,7 +71,7 @@ _OPTION_KEYS: dict[str, tuple[type, ...]] = {
     "service": (str,),
     "mode": (str,),
     "algorithm": (str,),
-    "budget": (int,),
+    "budget": (int, str),
     "server_args": (list,),
     "env": (dict,),
     "env_file": (str,),

@@ -35,6 +35,9 @@ class Algorithm(StrEnum):
 
 DEFAULT_PORT = 30000
 DEFAULT_BUDGET = 16
+AUTO = "auto"
+AUTO_RELEASES = ("0.5.16",)
+"""Releases whose server was seen to choose the width itself."""
 """Nodes of the draft tree, the root not counted."""
 
 SECRET_ARGS = {"SGLANG_API_KEY": "api-key", "SGLANG_ADMIN_API_KEY": "admin-api-key"}
@@ -58,7 +61,8 @@ class Settings:
     model: str
     draft_model: str
     algorithm: str
-    budget: int
+    budget: int | str
+    """Nodes of the draft tree; ``auto``: the server chooses for each batch."""
     server_args: tuple[str, ...]
     """What the user adds; last, so that it wins over the stack's own arguments."""
     env: Mapping[str, str] = field(repr=False)
@@ -231,7 +235,7 @@ class Settings:
                 model=str(raw["model"]),
                 draft_model=str(raw["draft_model"]),
                 algorithm=str(raw["algorithm"]),
-                budget=int(raw["budget"]),
+                budget=_budget(raw["budget"]),
                 server_args=tuple(map(str, raw["server_args"])),
                 env={},
                 mode=Mode(raw["mode"]),
@@ -286,7 +290,7 @@ def effective(
     tiny = model is None and not facts.gpus
     draft = pick("draft_model", posixpath.join(pair, "drafter") if tiny else None, "facts" if tiny else "default")
     algorithm = str(pick("algorithm", Algorithm.DDTREE)).upper()
-    port, budget = pick("port", DEFAULT_PORT), pick("budget", DEFAULT_BUDGET)
+    port, budget = pick("port", DEFAULT_PORT), _budget(pick("budget", DEFAULT_BUDGET))
     service, bind = str(pick("service", "dflash-sglang")), str(pick("bind", "127.0.0.1"))
     mode = str(pick("mode", "auto", "facts"))
     server_args = _words(pick("server_args", ()))
@@ -307,8 +311,13 @@ def effective(
         problems.append(f"{algorithm} needs a drafter: --draft-model, or --algorithm NONE")
     if not isinstance(port, int) or not 0 < port < 65536:
         problems.append(f"port {port!r}: 1 to 65535")
-    if not isinstance(budget, int) or not 0 < budget <= 1024:
-        problems.append(f"budget {budget!r}: 1 to 1024 nodes")
+    if budget == AUTO:
+        if stack.device == "cpu" or stack.sglang not in AUTO_RELEASES:
+            problems.append(
+                f"budget auto: served on a GPU by SGLang {', '.join(AUTO_RELEASES)}; give a number of nodes"
+            )
+    elif not isinstance(budget, int) or not 0 < budget <= 1024:
+        problems.append(f"budget {budget!r}: 1 to 1024 nodes, or auto")
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", service):
         problems.append(f"service {service!r}: letters, digits, dot, dash and underscore")
     problems += [f"env {key!r}: not a variable name" for key in env if not re.fullmatch(r"[A-Za-z_]\w*", key)]
@@ -382,6 +391,11 @@ def find_stack(named: str | None, facts: Facts) -> Stack:
             hint="; ".join(choice.changes) or "dflash-deploy audit HOST",
         )  # fmt: skip
     return stack
+
+
+def _budget(given: object) -> int | str:
+    """A number, from the command line too; anything else as it is, to be judged with the rest."""
+    return int(given) if isinstance(given, (int, str)) and str(given).isdecimal() else str(given)
 
 
 def _absolute(path: str, home: str) -> str:

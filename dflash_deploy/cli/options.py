@@ -64,7 +64,7 @@ class Wanted(Place):
     draft_model: Annotated[
         str | None, typer.Option("--draft-model", help="Folder of the drafter, on the host or here.")
     ] = None
-    budget: Annotated[int | None, typer.Option("--budget", help="Nodes of the draft tree.")] = None
+    budget: Annotated[str | None, typer.Option("--budget", help="Nodes of the draft tree, or auto.")] = None
     algorithm: Annotated[str | None, typer.Option("--algorithm", help="DDTREE, DFLASH or NONE. Default: DDTREE.")] = (
         None
     )

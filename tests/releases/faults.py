@@ -218,7 +218,7 @@ def transitions(seed: int) -> Iterator[tuple[Wanted, str]]:
     words = ("one", "two", "three")
     while True:
         kind = rng.choices(("configuration", "patches", "pins"), (10, 6, 1))[0]
-        now = replace(now, budget=now.budget % 61 + 1)
+        now = replace(now, budget=int(now.budget) % 61 + 1)
         if kind == "patches":
             now = replace(now, patch=rng.choice([w for w in words if w != now.patch]))
         if kind == "pins":
