@@ -93,32 +93,49 @@ class Installed(Wanted):
     ] = False
 
 
+class _Spread:
+    """A command whose options are worked out when typer builds it: the list of commands needs none of them."""
+
+    def __init__(self, command: Callable[..., None]) -> None:
+        # No more than this: typer would look through ``__wrapped__``.
+        self.__name__, self.__doc__, self.__module__ = command.__name__, command.__doc__, command.__module__
+        self._command = command
+
+    @functools.cached_property
+    def _groups(self) -> dict[str, type[Place]]:
+        return {
+            name: kind
+            for name, kind in get_type_hints(self._command, include_extras=True).items()
+            if isinstance(kind, type) and issubclass(kind, Place)
+        }
+
+    @functools.cached_property
+    def __signature__(self) -> inspect.Signature:
+        hints, shown = get_type_hints(self._command, include_extras=True), []
+        for name, parameter in inspect.signature(self._command).parameters.items():
+            kind = self._groups.get(name)
+            if kind is None:
+                shown.append(parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY))
+                continue
+            inner = get_type_hints(kind, include_extras=True)
+            shown += [
+                inspect.Parameter(
+                    each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=inner[each.name]
+                )
+                for each in fields(kind)
+            ]
+        return inspect.Signature(shown)
+
+    @property
+    def __annotations__(self) -> dict[str, Any]:  # type: ignore[override]
+        return {each.name: each.annotation for each in self.__signature__.parameters.values()}
+
+    def __call__(self, **given: Any) -> None:
+        for name, kind in self._groups.items():
+            given[name] = kind(**{each.name: given.pop(each.name) for each in fields(kind)})
+        self._command(**given)
+
+
 def spread(command: Callable[..., None]) -> Callable[..., None]:
     """The command as typer is to see it: each field of its option types an option of its own."""
-    hints = get_type_hints(command, include_extras=True)
-    shown: list[inspect.Parameter] = []
-    groups: dict[str, type[Place]] = {}
-    for name, parameter in inspect.signature(command).parameters.items():
-        kind = hints[name]
-        if not (isinstance(kind, type) and issubclass(kind, Place)):
-            shown.append(parameter.replace(annotation=kind, kind=inspect.Parameter.KEYWORD_ONLY))
-            continue
-        groups[name] = kind
-        inner = get_type_hints(kind, include_extras=True)
-        shown += [
-            inspect.Parameter(
-                each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=inner[each.name]
-            )
-            for each in fields(kind)
-        ]
-
-    @functools.wraps(command)
-    def called(**given: Any) -> None:
-        for name, kind in groups.items():
-            given[name] = kind(**{each.name: given.pop(each.name) for each in fields(kind)})
-        command(**given)
-
-    del called.__wrapped__  # typer would look through it
-    called.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
-    called.__annotations__ = {each.name: each.annotation for each in shown}
-    return called
+    return _Spread(command)
