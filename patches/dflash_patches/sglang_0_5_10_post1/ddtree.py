@@ -761,7 +761,7 @@ GRAPH_INPUT = Patch(
         if self.model_runner.spec_algorithm.is_dflash():
             from dflash_kernels.dflash.inputs import capture_input
 
-            spec_info = capture_input(self.model_runner, self.buffers.custom_mask, self.num_tokens_per_bs)
+            return capture_input(self.model_runner, self.buffers.custom_mask, self.num_tokens_per_bs)
         """,
         before=IfTest(
             "self.model_runner.spec_algorithm.is_eagle() or self.model_runner.spec_algorithm.is_standalone()"
@@ -793,7 +793,7 @@ GRAPH_INPUT = Patch(
                         if self.model_runner.spec_algorithm.is_dflash():  # dflash-deploy: dflash-graph-input
                             from dflash_kernels.dflash.inputs import capture_input
 
-                            spec_info = capture_input(self.model_runner, self.buffers.custom_mask, self.num_tokens_per_bs)
+                            return capture_input(self.model_runner, self.buffers.custom_mask, self.num_tokens_per_bs)
                         elif (
                             self.model_runner.spec_algorithm.is_eagle()
                             or self.model_runner.spec_algorithm.is_standalone()
