@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 LIMIT = 40
 NODES, MORE_NODES = 16, 24
 STORY = "Once there was a red fox named Hugo who lived in the den. One Friday Hugo went to the"
-BIAS = {"logit_bias": {str(ord("e")): -6.0}}
+BIAS = {"logit_bias": {str(ord("e")): -60.0}}
 STOPS = {"stop": ["e "], "stop_token_ids": [ord("n")]}
 
 
