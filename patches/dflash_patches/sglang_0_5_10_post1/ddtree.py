@@ -316,7 +316,7 @@ ARGUMENTS = Patch(
             "srt/configs/model_config.py",
             "ModelConfig.from_server_args",
             params=("server_args", "model_path", "model_revision", "is_draft_model"),
-            positional=1,
+            positional=4,  # its **kwargs would take a name that has changed, and lose it
         ),
     ),
     examples=(
