@@ -110,7 +110,7 @@ class DDTreeWorker(DFlashWorkerV2):
             self._widths = (self.shape.nodes,)
         if self._rank() == 0:
             logger.info(
-                "DDTREE ready: draft block %d, trees of %s nodes, top-%d per depth.",
+                "DDTREE ready: draft block %d, tree of %s nodes, top-%d per depth.",
                 self.shape.block,
                 "/".join(map(str, self._widths)),
                 self.shape.topk,
