@@ -79,8 +79,8 @@ class StepGraphs:
         self._logprobs = torch.zeros((cap, depths, shape.topk), dtype=torch.float32, device=device)
         self._ids = torch.zeros((cap, depths, shape.topk), dtype=torch.int64, device=device)
         self._accepted = empty_accepted(cap, depths, device)
-        for name in ("index", "length", "tokens"):
-            getattr(self._accepted, name).zero_()
+        for each in fields(self._accepted):
+            getattr(self._accepted, each.name).zero_()
         self._committed = Committed.empty(cap, shape.block, device)
         self._sizes: list[int] = []
         self._drafted: set[int] = set()
@@ -120,9 +120,10 @@ class StepGraphs:
 
         Called when the target's graphs of every width and the drafter's are captured.
         """
-        self._sizes = sorted(set.intersection(*(set(width.hidden) for width in self.widths.values())))
-        if not self._drafted or not self._sizes:
+        sizes = sorted(set.intersection(*(set(width.hidden) for width in self.widths.values())))
+        if not self._drafted or not sizes:
             return
+        self._sizes = sizes
         if policy:
             self.policy = WidthPolicy(sorted(self.widths), self._sizes, {})
             self._monitor = AcceptanceMonitor(self.policy, self._logprobs.device)
@@ -134,8 +135,6 @@ class StepGraphs:
                     lambda w=width, n=bs: self._run_commit(w, n, move, append),  # type: ignore[misc]
                     pool,
                 )
-        if self._monitor is not None:
-            self._monitor.counts.zero_()
 
     def _run_plan(self, width: Width, bs: int) -> None:
         tree, prefix = _first(width.tree, bs), self._step.prefix[:bs]
@@ -219,9 +218,9 @@ class StepGraphs:
 
     def take(self, accepted: Accepted) -> None:
         """Put a path that was worked out eagerly where the greedy walk would have left it."""
-        for name in ("index", "length", "tokens"):
-            mine: Tensor = getattr(self._accepted, name)
-            theirs: Tensor = getattr(accepted, name)
+        for each in fields(accepted):
+            mine: Tensor = getattr(self._accepted, each.name)
+            theirs: Tensor = getattr(accepted, each.name)
             mine[: theirs.shape[0]].copy_(theirs)
 
     def commit(self, nodes: int, bs: int) -> Committed:

@@ -33,8 +33,7 @@ from ..accepted import Accepted
 from ..build_tree import build_tree
 from ..tree import Tree
 from ..tree_mask import tree_mask_full, tree_positions
-from ..verify_greedy import verify_greedy
-from ..verify_sampling import coins_from_seeds, verify_sampling
+from ..verify import verify_tree
 from .commit import Committed, commit_step
 from .draft_head import DraftHead
 from .graphs import Append, StepGraphs
@@ -395,25 +394,7 @@ class DDTreeWorker(DFlashWorkerV2):
             apply_dflash_verify_logits_adjustments(
                 next_token_logits=logits, sampling_info=sampling, draft_token_num=tree.num_nodes
             )
-        if sampling is None or sampling.is_all_greedy:
-            choice = torch.argmax(logits, dim=-1).view(tree.token_ids.shape)
-            return verify_greedy(tree, choice, self.shape.depths)
-        depths = self.shape.depths
-        if sampling.sampling_seed is None:
-            coins = torch.rand((len(batch.seq_lens), depths + 1), device=logits.device)
-        else:
-            coins = coins_from_seeds(sampling.sampling_seed, batch.seq_lens, depths)
-        return verify_sampling(
-            tree,
-            logits,
-            sampling.temperatures.view(-1),
-            sampling.top_ks,
-            sampling.top_ps,
-            sampling.min_ps,
-            coins,
-            depths,
-            filtered=sampling.need_top_k_sampling or sampling.need_top_p_sampling or sampling.need_min_p_sampling,
-        )
+        return verify_tree(tree, logits, sampling, batch.seq_lens, self.shape.depths)
 
     # Seams
 

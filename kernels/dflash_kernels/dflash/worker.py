@@ -26,8 +26,7 @@ from ..ddtree.prepare import StepBuffers, prepare_step
 from ..interpreter import skip_overflow_checks
 from ..tree import Tree
 from ..tree_mask import tree_mask_full, tree_positions
-from ..verify_greedy import verify_greedy
-from ..verify_sampling import coins_from_seeds, verify_sampling
+from ..verify import verify_tree
 from .capture import drafter_of
 from .chain import chain_tree
 from .config import ARCHITECTURE
@@ -227,23 +226,7 @@ class DFlashWorker(TpModelWorker):
         sampling, depths = batch.sampling_info, self.drafter.depths
         if sampling.logit_bias is not None:
             logits = logits + sampling.logit_bias.repeat_interleave(self.nodes, dim=0)
-        if sampling.is_all_greedy:
-            return verify_greedy(tree, torch.argmax(logits, dim=-1).view(tree.token_ids.shape), depths)
-        if sampling.sampling_seed is None:
-            coins = torch.rand((len(batch.reqs), depths + 1), device=logits.device)
-        else:
-            coins = coins_from_seeds(sampling.sampling_seed, batch.seq_lens, depths)
-        return verify_sampling(
-            tree,
-            logits,
-            sampling.temperatures.view(-1),
-            sampling.top_ks,
-            sampling.top_ps,
-            sampling.min_ps,
-            coins,
-            depths,
-            filtered=sampling.need_top_k_sampling or sampling.need_top_p_sampling or sampling.need_min_p_sampling,
-        )
+        return verify_tree(tree, logits, sampling, batch.seq_lens, depths)
 
     def _move(self, slots: Tensor, accepted: Accepted) -> None:
         """A chain's accepted KV lies in order already."""
