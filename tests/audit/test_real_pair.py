@@ -1,12 +1,11 @@
 """A kernel package and a torch as published, downloaded, unpacked and audited: the verdict that the stored symbol lists
 give, with the same symbols.
 
-Set ``DFLASH_REAL_PAIRS=1`` for every kernel package of the lists (2 GB of downloads) instead of the one.
+With ``DFLASH_TESTS=all`` every kernel package of the lists (2 GB of downloads) instead of the one.
 """
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import zipfile
@@ -21,6 +20,7 @@ from dflash_deploy.facts.remote.elf import open_elf
 from dflash_deploy.facts.remote.venvs import venv_facts
 from dflash_deploy.model import Severity
 from tests.audit.test_wheels import FITTING, KERNELS, tables
+from tests.scope import EVERYTHING
 
 TORCH = "2.14.1"
 TORCH_FILES = tuple(
@@ -31,7 +31,7 @@ TORCH_FILES = tuple(
     )
 )
 OPERATORS = ("sgl_kernel/sm90/common_ops.abi3.so", "sgl_kernel/sm100/common_ops.abi3.so")
-CHOSEN = KERNELS if os.environ.get("DFLASH_REAL_PAIRS") else ("0.4.2",)
+CHOSEN = KERNELS if EVERYTHING else ("0.4.2",)
 
 
 def unpack(requirement: str, site: Path, names: tuple[str, ...]) -> None:

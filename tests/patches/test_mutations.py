@@ -18,7 +18,8 @@ from dflash_deploy.patching import engine
 from dflash_deploy.patching.contracts import check_contract
 from dflash_deploy.patching.patch import Contract, Patch, PatchSet
 from tests.patches.mutations import Mutation, mutations, reduced, scope_lines
-from tests.patches.wheels import EVERY_RELEASE, chosen, wheel
+from tests.patches.wheels import chosen, wheel
+from tests.scope import EVERYTHING
 
 pytestmark = pytest.mark.wheels
 
@@ -34,7 +35,7 @@ def read(version: str, file: str) -> str:
 
 
 # One release a set: one that is chosen, where it has one. Newest first: a patch or contract that several sets share is
-# tried on the newest of their releases alone, and on each with DFLASH_ALL_RELEASES=1.
+# tried on the newest of their releases alone, and on each with DFLASH_TESTS=all.
 RELEASE = {id(s): v for s in SETS for v in s.tested if chosen(v)}
 TRIED = [s for s in reversed(SETS) if id(s) in RELEASE]
 T = TypeVar("T", Patch, Contract)
@@ -44,7 +45,7 @@ def distinct(found: Iterable[tuple[PatchSet, Patch, T]]) -> list[ParameterSet]:
     seen: list[T] = []
     cases = []
     for each, patch, what in found:
-        if what in seen and not EVERY_RELEASE:
+        if what in seen and not EVERYTHING:
             continue
         seen.append(what)
         name = f"{RELEASE[id(each)]}:{each.name}:{patch.name}"

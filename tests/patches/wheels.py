@@ -11,17 +11,18 @@ from pathlib import Path
 
 from dflash_patches.registry import RELEASES, Tested
 
+from tests.scope import EVERYTHING
+
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dflash-deploy" / "wheels"
 
 
-EVERY_RELEASE = os.environ.get("DFLASH_ALL_RELEASES") == "1"
 SERVED = {version for version, support in RELEASES.items() if support.tested is Tested.SERVED}
 
 
 def chosen(version: str) -> bool:
-    """Whether tests of single releases take this one: those that are served, and all with ``DFLASH_ALL_RELEASES=1``
+    """Whether tests of single releases take this one: those that are served, and all with ``DFLASH_TESTS=all``
     (each is another download, and minutes)."""
-    return version in SERVED or EVERY_RELEASE
+    return version in SERVED or EVERYTHING
 
 
 def wheel(package: str, version: str) -> Path:
