@@ -6,6 +6,7 @@ The one place that knows the sets: everything else gets them passed in.
 from __future__ import annotations
 
 import functools
+import gc
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from dflash_deploy.patching.judge import TreeState
     from dflash_deploy.patching.manifest import Manifest
     from dflash_deploy.patching.patch import PatchSet
+    from dflash_deploy.patching.unchanged import Look
 
 PACKAGE = "sglang"
 EXIT_BLOCKED = 7
@@ -83,17 +85,23 @@ def patch(
     try:
         if target.kind == "local":
             path = str(Path(path).expanduser().absolute())
-        if not (do_revert or show_status or show_diff or (check and as_json)) and (
-            applied := nothing_to_do(machine, path, set_names, allow_dirty=allow_dirty)
+        seen = None if do_revert else look(machine, path)
+        if (
+            seen is not None
+            and not (show_status or show_diff or (check and as_json))
+            and (applied := nothing_to_do(seen, set_names, allow_dirty=allow_dirty))
         ):
             _unchanged(applied, check, as_json)
             return
+        gc.disable()  # until the process ends: hundreds of classes, then trees without cycles
         from dflash_deploy.patching import tree
 
         if do_revert:
             _done(tree.revert(machine, path, package=PACKAGE), as_json)
             return
-        path, sets = choose_sets(machine, path, set_names, allow_untested=allow_untested, applied=show_status)
+        path, sets = choose_sets(
+            machine, path, set_names, allow_untested=allow_untested, applied=show_status, seen=seen
+        )
         payload = payload_of(sets)
         if not (check or show_diff or show_status):
             _talk(f"{machine.name}: checking {', '.join(s.name for s in sets)} against {path}")
@@ -118,9 +126,18 @@ def patch(
 
 
 def choose_sets(
-    host: Host, path: str, names: Sequence[str] | None = None, *, allow_untested: bool = False, applied: bool = False
+    host: Host,
+    path: str,
+    names: Sequence[str] | None = None,
+    *,
+    allow_untested: bool = False,
+    applied: bool = False,
+    seen: Look | None = None,
 ) -> tuple[str, list[PatchSet]]:
     """(site folder, sets) for an environment: the named ones, else the manifest's (``applied``), else the defaults.
+
+    Args:
+        seen: what :func:`look` told, where the caller has looked already.
 
     Raises:
         UsageError, UnsupportedVersion, Incompatible
@@ -128,10 +145,9 @@ def choose_sets(
     from dflash_patches import registry
 
     from dflash_deploy.errors import UnsupportedVersion
-    from dflash_deploy.patching import tree
     from dflash_deploy.patching.judge import check_sets
 
-    facts = tree.read(host, path, PACKAGE)
+    facts = seen or look(host, path)
     if facts.version is None:
         raise UnsupportedVersion(
             f"cannot tell which release of {PACKAGE} lies in {facts.site}", hint="install the release as a wheel"
@@ -148,12 +164,19 @@ def choose_sets(
     return facts.site, sets
 
 
+def look(host: Host, path: str) -> Look:
+    """The environment as hashes show it, in one round trip."""
+    from dflash_deploy.patching import unchanged
+
+    return unchanged.look(host, path, PACKAGE)
+
+
 def nothing_to_do(
-    host: Host, path: str, names: Sequence[str] | None = None, *, allow_dirty: bool = False, gpu: bool | None = None
+    seen: Look, names: Sequence[str] | None = None, *, allow_dirty: bool = False, gpu: bool | None = None
 ) -> Manifest | None:
     """The manifest, when these sets (else the defaults) are applied and a full judgement would change nothing.
 
-    One round trip and no parsing; None: judge.
+    No parsing; None: judge.
 
     Args:
         gpu: what the caller knows of the host; else its device files decide.
@@ -167,7 +190,7 @@ def nothing_to_do(
             return DEFAULT_SETS[:1] if found else DEFAULT_SETS
         return () if "cpu" in chosen and (found if gpu is None else gpu) else chosen
 
-    return unchanged(host, path, wanted, package=PACKAGE, rules=rules(), payload=payload_dir(), allow_dirty=allow_dirty)
+    return unchanged(seen, wanted, package=PACKAGE, rules=rules(), payload=payload_dir(), allow_dirty=allow_dirty)
 
 
 @functools.cache

@@ -18,10 +18,12 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import stat
 import sys
-from typing import Any, Sequence
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # loaded by nobody here: it takes as long as all the rest
+    from typing import Any, Sequence
 
 STATE = ".dflash-deploy"
 
@@ -117,10 +119,16 @@ def remove(site: str, path: str) -> None:
         if left - {"__pycache__"}:
             break
         if left:
-            shutil.rmtree(os.path.join(folder, "__pycache__"))
+            remove_tree(os.path.join(folder, "__pycache__"))
         if os.path.isdir(folder):
             os.rmdir(folder)
         folder = os.path.dirname(folder)
+
+
+def remove_tree(folder: str) -> None:
+    import shutil  # here alone: it loads four compression libraries
+
+    shutil.rmtree(folder)
 
 
 def load(site: str, name: str) -> Any:
@@ -231,7 +239,7 @@ def clean(site: str) -> None:
         os.unlink(os.path.join(folder, "journal.json"))
     point()
     if manifest is None:
-        shutil.rmtree(folder)
+        remove_tree(folder)
 
 
 def unfinished(site: str) -> str:

@@ -10,7 +10,7 @@ import ast
 import gc
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import libcst as cst
@@ -162,19 +162,30 @@ def _run(files: Mapping[str, bytes | None], patches: Sequence[Patch], explain: b
     verdicts = [_edit(here, works, together[patch.file], patch, before, explain) for patch in patches]
     edited = {v.file for v in verdicts if v.state is State.ABSENT}
     new = {path: works[path].rendered() for path in sorted(edited)}
-    after = before.updated(new)
+    after = before.updated(new, {path: works[path].tree for path in edited})
+    whole = before.updated(new)  # parsed as a whole only to say what is wrong: its lines are the file's
     for index, patch in enumerate(patches):
         if verdicts[index].state not in (State.ABSENT, State.APPLIED):
             continue
-        try:
-            tree = after(patch.file)
-            if tree is not None:
-                check_landing(tree, patch.file, patch.edit.scope, patch.edit.injected)
-            for contract in patch.contract:
-                check_contract(after(contract.file), contract)
-        except (ContractBroken, InvalidResult) as error:
+        error = _broken(patch, after)
+        if error is not None and explain:
+            error = _broken(patch, whole)
+        if error is not None:
             verdicts[index] = _verdict(patch, State.CONFLICT, error)
     return Outcome(tuple(verdicts), new)
+
+
+def _broken(patch: Patch, after: _Trees) -> PatchError | None:
+    """What of a patch does not hold in the edited files."""
+    try:
+        tree = after(patch.file)
+        if tree is not None:
+            check_landing(tree, patch.file, patch.edit.scope, patch.edit.injected)
+        for contract in patch.contract:
+            check_contract(after(contract.file), contract)
+    except (ContractBroken, InvalidResult) as error:
+        return error
+    return None
 
 
 class _Trees:
@@ -183,20 +194,25 @@ class _Trees:
     def __init__(self, files: Mapping[str, bytes]) -> None:
         self._files = files
         self._trees: dict[str, ast.Module] = {}
-        self._changed: frozenset[str] = frozenset()
+        self._changed: Mapping[str, Callable[[], ast.Module] | None] = {}
 
-    def updated(self, files: Mapping[str, bytes]) -> _Trees:
+    def updated(
+        self, files: Mapping[str, bytes], readers: Mapping[str, Callable[[], ast.Module]] | None = None
+    ) -> _Trees:
         trees = _Trees({**self._files, **files})
         trees._trees = {path: tree for path, tree in self._trees.items() if path not in files}
-        trees._changed = frozenset(files)
+        trees._changed = {path: (readers or {}).get(path) for path in files}
         return trees
 
     def __call__(self, path: str) -> ast.Module | None:
         if path not in self._files:
             return None
         if path not in self._trees:
-            read = compiled if path in self._changed else parsed
-            self._trees[path] = read(self._files[path], path)
+            read = self._changed.get(path)
+            if read is not None:
+                self._trees[path] = read()
+            else:
+                self._trees[path] = (compiled if path in self._changed else parsed)(self._files[path], path)
         return self._trees[path]
 
 
@@ -206,8 +222,10 @@ class _Work:
     def __init__(self, source: bytes, file: str, patches: Sequence[Patch], tree: ast.Module) -> None:
         self.source, self.file = source, file
         edits = [p.edit for p in patches]
-        self._hollow = hollow(source, tree, words(edits), frozenset(e.scope for e in edits if not _names_its_place(e)))
+        whole = frozenset(e.scope for e in edits if not _names_its_place(e))
+        self._hollow = hollow(source, tree, words(edits), whole, frozenset(e.scope for e in edits))
         self.module = syntax.parse(self._hollow.source, file)
+        self._written: tuple[cst.Module, bytes] | None = None
 
     def whole(self) -> bool:
         """Put the bodies back, for an edit that failed without them; False: they are there already."""
@@ -217,14 +235,23 @@ class _Work:
         self._hollow = Hollow(self.source)
         return True
 
+    def _bytes(self) -> bytes:
+        if self._written is None or self._written[0] is not self.module:
+            self._written = self.module, self.module.bytes
+        return self._written[1]
+
     def _filled(self) -> bytes:
-        data = self._hollow.filled(self.module.bytes)
+        data = self._hollow.filled(self._bytes())
         if data is None:
             raise InvalidResult(f"{self.file} does not survive the parser: a definition is lost")
         return data
 
     def rendered(self) -> bytes:
         return rendered(self._filled(), self.source, self.file)
+
+    def tree(self) -> ast.Module:
+        """The tree of what is rendered, of which only what an edit could touch is compiled and parsed again."""
+        return self._hollow.filled_tree(compiled(self._bytes(), self.file))
 
 
 def _names_its_place(edit: Edit) -> bool:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from dflash_deploy.errors import UsageError
@@ -50,21 +50,52 @@ def standing(host: TreeHost, path: str, package: str) -> Standing:
         DflashError: the host does not answer, or the manifest cannot be read.
     """
     try:
-        answer = ask(host, path, {"op": "verify", "path": path, "package": package})
+        seen = look(host, path, package)
     except UsageError:
         return Standing()
-    applied = manifest.parse(answer["manifest"])
+    applied = seen.manifest
     if applied is None:
         return Standing()
-    now = answer["digests"]
+    now = seen.digests
     differ = [(name, entry) for name, entry in sorted(applied.files.items()) if now.get(name) != entry.patched]
     anew = [name for name, entry in differ if now.get(name, "") in (entry.pristine, "")]
     return Standing(applied.sets, tuple(anew), tuple(name for name, _ in differ if name not in anew))
 
 
+@dataclass(frozen=True)
+class Look:
+    """A tree as its hashes show it."""
+
+    site: str
+    version: str | None
+    gpu: bool
+    manifest: Manifest | None
+    digests: Mapping[str, str] = field(repr=False)
+    """SHA-256 now of every file that the manifest names; ``""``: there is none."""
+    unfinished: str
+    checkout: str | None
+
+
+def look(host: TreeHost, path: str, package: str) -> Look:
+    """Read the hashes of what a manifest names, in one round trip.
+
+    Raises:
+        DflashError: the host does not answer, or the manifest cannot be read.
+    """
+    answer = ask(host, path, {"op": "verify", "path": path, "package": package})
+    return Look(
+        site=answer["site"],
+        version=answer["version"],
+        gpu=bool(answer["gpu"]),
+        manifest=manifest.parse(answer["manifest"]),
+        digests=answer["digests"],
+        unfinished=answer["unfinished"],
+        checkout=answer["checkout"],
+    )
+
+
 def unchanged(
-    host: TreeHost,
-    path: str,
+    seen: Look,
     names: Callable[[bool], Sequence[str]],
     *,
     package: str,
@@ -81,17 +112,16 @@ def unchanged(
         names: the wanted sets, given whether the target has a GPU; empty: not to be decided here.
         rules: of :func:`rules_digest`.
     """
-    answer = ask(host, path, {"op": "verify", "path": path, "package": package})
-    applied = manifest.parse(answer["manifest"])
-    if applied is None or answer["unfinished"] or (answer["checkout"] and not allow_dirty):
+    applied = seen.manifest
+    if applied is None or seen.unfinished or (seen.checkout and not allow_dirty):
         return None
     same = (
         bool(rules)
         and applied.rules == rules
         and applied.package == package
-        and applied.version == answer["version"]
-        and applied.sets == tuple(names(bool(answer["gpu"])))
+        and applied.version == seen.version
+        and applied.sets == tuple(names(seen.gpu))
         and applied.payload in (payload_digest({}), payload_digest(load_payload(payload)))
     )
     wanted = {**applied.seen, **{name: entry.patched for name, entry in applied.files.items()}}
-    return applied if same and answer["digests"] == wanted else None
+    return applied if same and seen.digests == wanted else None

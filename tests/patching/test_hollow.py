@@ -113,11 +113,37 @@ def test_an_edit_gives_the_same_bytes(edit: object, newline: str, monkeypatch: p
 def test_what_is_taken_out() -> None:
     names = hollow.words([AddClassField("Kept", "sixth: int = 6", after="second")])
     small = hollow.hollow(SOURCE.encode(), ast.parse(SOURCE), names).source.decode()
-    assert "class Kept" in small and "second: A[" in small and "def touched(self, n):" in small
-    for gone in ("a comment first", "inner", "nested", "text that starts", "y += 1", "TABLE"):
+    assert "class Kept" in small and "second: A[" in small and "def late(x):" in small
+    for gone in ("a comment first", "inner", "nested", "text that starts", "y += 1", "TABLE", "touched", "Other"):
         assert gone not in small, gone
     whole = hollow.hollow(SOURCE.encode(), ast.parse(SOURCE), names, frozenset({"Kept", ""})).source.decode()
     assert "text that starts" in whole and "TABLE" in whole and "inner" not in whole
+    deep = hollow.hollow(
+        SOURCE.encode(), ast.parse(SOURCE), frozenset({"Kept", "touched"}), looked=frozenset({"Kept.touched"})
+    )
+    left = deep.source.decode()
+    assert "return inner()" in left and "first: int" in left and deep.filled(deep.source) == SOURCE.encode()
+    for gone in ("import os", "second", "fifth", "last", "late", "untouched", "nested"):
+        assert gone not in left, gone
+
+
+@pytest.mark.parametrize("keep", ["", "Kept", "Kept touched", "long", "late", "A second"])
+@pytest.mark.parametrize("looked", [None, "Kept", "Kept.touched", ""])
+def test_the_tree_is_that_of_the_filled_source(keep: str, looked: str | None) -> None:
+    names = frozenset(keep.split())
+    small = hollow.hollow(
+        SOURCE.encode(), ast.parse(SOURCE), names, looked=None if looked is None else frozenset({looked})
+    )
+    assert small.bodies and small.filled(small.source) == SOURCE.encode()
+    assert ast.dump(small.filled_tree(ast.parse(small.source))) == ast.dump(ast.parse(SOURCE))
+
+
+def test_a_hole_that_went_deeper_is_noticed() -> None:
+    source = b"import a\ndef f():\n    x = 1\n    y = 2\n"
+    small = hollow.hollow(source, ast.parse(source), frozenset())
+    assert small.filled(small.source) == source and b"def" not in small.source
+    moved = small.source.replace(b'"dflash', b'if a:\n    "dflash')
+    assert small.filled(moved) is None
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 
 from dflash_deploy.host.local import LocalHost
 from dflash_deploy.patching import tree
-from dflash_deploy.patching.unchanged import rules_digest, unchanged
+from dflash_deploy.patching.unchanged import look, rules_digest, unchanged
 from tests.patching.demo import HOOKS, hashes, install, payload
 
 HOST = LocalHost()
@@ -26,7 +26,9 @@ class Applied:
 
     def same(self, *sets: str, rules: str = RULES) -> bool:
         names = sets or ("hooks",)
-        found = unchanged(HOST, str(self.site), lambda gpu: names, package="demo", rules=rules, payload=self.payload)
+        found = unchanged(
+            look(HOST, str(self.site), "demo"), lambda gpu: names, package="demo", rules=rules, payload=self.payload
+        )
         return found is not None
 
     def apply(self, rules: str = RULES) -> None:
@@ -107,7 +109,7 @@ def test_the_digest_is_over_names_and_text(tmp_path: Path) -> None:
 def test_neither_the_parser_nor_the_sets_are_loaded(applied: Applied) -> None:
     script = (
         "import sys; from dflash_deploy.cli import patch; from dflash_deploy.host.local import LocalHost; "
-        "patch.rules(); patch.nothing_to_do(LocalHost(), sys.argv[1]); "
+        "patch.rules(); patch.nothing_to_do(patch.look(LocalHost(), sys.argv[1])); "
         "bad = {'libcst', 'dflash_patches', 'paramiko'} & set(sys.modules); sys.exit(str(bad) if bad else 0)"
     )
     site = applied.site
