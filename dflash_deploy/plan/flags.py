@@ -283,8 +283,10 @@ def _speculation(given: _Given, flags: Flags) -> Iterator[Finding]:
         yield fail(f"a draft window of {window:g} tokens is less than a block of {size or 1:g}", "a wider window")
     if algorithm != "DDTREE":
         return
-    if (_number(given, "--tp-size", "--tensor-parallel-size", "--tp") or 1) != 1:
-        yield fail("DDTREE is refused with more than one rank: it drafts on one", "--algorithm DFLASH, or one GPU")
+    if (_number(given, "--tp-size", "--tensor-parallel-size", "--tp") or 1) != 1 and flags.version != "0.5.16":
+        yield fail(
+            f"DDTREE is refused with more than one rank in {flags.version}", "0.5.16, --algorithm DFLASH, or one GPU"
+        )
     if "--enable-lora" in given or "--lora-paths" in given:
         yield fail("DDTREE is refused with LoRA adapters", "drop --enable-lora, or --algorithm NONE")
     budget = _number(given, "--speculative-ddtree-budget")

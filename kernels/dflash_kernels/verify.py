@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,16 +14,24 @@ from .verify_greedy import verify_greedy
 from .verify_sampling import coins_from_seeds, verify_sampling
 
 
-def verify_tree(tree: Tree, logits: Tensor, sampling: Any, seq_lens: Tensor, depths: int) -> Accepted:
+def verify_tree(
+    tree: Tree,
+    logits: Tensor,
+    sampling: Any,
+    seq_lens: Tensor,
+    depths: int,
+    same: Callable[[Tensor], Tensor] = lambda drawn: drawn,
+) -> Accepted:
     """Follow the target's arg-max from the root, or its samples when a request of the batch samples.
 
     logits: [bs * N, vocab], adjusted already. sampling: SGLang's ``SamplingBatchInfo``, or None: greedy. seq_lens: int
-    [bs], the positions that seeded requests draw for. depths: the most drafts to accept.
+    [bs], the positions that seeded requests draw for. depths: the most drafts to accept. same: gives every
+    rank the same random numbers.
     """
     if sampling is None or sampling.is_all_greedy:
         return verify_greedy(tree, torch.argmax(logits, dim=-1).view(tree.token_ids.shape), depths)
     if sampling.sampling_seed is None:
-        coins = torch.rand((len(seq_lens), depths + 1), device=logits.device)
+        coins = same(torch.rand((len(seq_lens), depths + 1), device=logits.device))
     else:
         coins = coins_from_seeds(sampling.sampling_seed, seq_lens, depths)
     return verify_sampling(

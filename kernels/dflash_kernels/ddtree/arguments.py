@@ -17,8 +17,11 @@ SUPPORTED_BACKENDS = ("triton",)
 """Attention backends whose tree mask is proven here. Others verify a chain silently or need more hooks."""
 
 
-def handle_server_args(server_args: ServerArgs) -> None:
-    """SGLang 0.5.16: the arguments are read and assigned on ``server_args`` itself."""
+def handle_server_args(server_args: ServerArgs, tensor_parallel: bool = True) -> None:
+    """SGLang 0.5.16: the arguments are read and assigned on ``server_args`` itself.
+
+    tensor_parallel: whether the release's worker is proven on several ranks.
+    """
     from sglang.srt.arg_groups.overrides import attention_backends_of, resolved_view
     from sglang.srt.arg_groups.speculative_hook import _handle_dflash
 
@@ -26,6 +29,7 @@ def handle_server_args(server_args: ServerArgs) -> None:
         server_args,
         lambda: _handle_dflash(server_args),
         lambda: attention_backends_of(resolved_view(server_args)),
+        tensor_parallel,
     )
 
 
@@ -46,7 +50,10 @@ def _budget(given: int | str | None, device: str) -> tuple[int | None, bool]:
 
 
 def tree_arguments(
-    server_args: Any, handle_dflash: Callable[[], None], attention_backends: Callable[[], Collection[str | None]]
+    server_args: Any,
+    handle_dflash: Callable[[], None],
+    attention_backends: Callable[[], Collection[str | None]],
+    tensor_parallel: bool = False,
 ) -> None:
     """Let DFLASH's own handler do its part with the block size, then put the tree's numbers where the server reads them.
 
@@ -56,9 +63,9 @@ def tree_arguments(
     Raises:
         ValueError: an argument that DDTREE cannot serve, named.
     """
-    if server_args.tp_size != 1:
+    if server_args.tp_size != 1 and not tensor_parallel:
         raise ValueError(
-            f"DDTREE drafts on one rank so far; --tp-size is {server_args.tp_size}. Use DFLASH, or --tp-size 1"
+            f"DDTREE drafts on one rank in this release; --tp-size is {server_args.tp_size}. Use DFLASH, or --tp-size 1"
         )
     if server_args.enable_lora:
         raise ValueError("DDTREE does not serve LoRA adapters; drop --enable-lora or use no speculation")

@@ -1,15 +1,18 @@
 """What of a step runs in captured graphs: all of it but the target's and the drafter's own bookkeeping.
 
 SGLang captures the drafter over F tokens and the target over w tokens, for each width w; hooks put the head with its
-top-k at the first one's tail and the greedy walk at the second one's. Two small graphs of our own lie around the target:
-*plan* (tree, positions, mask) before it and *commit* (accepted rows, KV move, the drafter's KV, counters) behind it. All
-read and write the same static buffers: between the graphs nothing is computed eagerly and nothing goes to the host.
+top-k at the first one's tail and the greedy walk at the second one's. Small graphs of our own lie around them: *front*
+(the drafter's inputs), *plan* (tree, positions, mask, the target's inputs) and *commit* (accepted rows, KV move, the
+drafter's KV, counters). All read and write the same static buffers: between the graphs nothing is computed eagerly and
+nothing goes to the host. Where SGLang's own bookkeeping has to run before a replay, front and the target's inputs stay
+out and the worker goes through SGLang instead.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
@@ -20,13 +23,14 @@ from torch import Tensor
 
 from ..accepted import Accepted, empty_accepted
 from ..build_tree import build_tree
+from ..ranks import Ranks
 from ..tree import Tree, empty_tree
 from ..tree_mask import tree_mask_full, tree_positions
 from ..verify_greedy import verify_greedy
 from .commit import Committed, commit_step
-from .draft_head import DraftHead
 from .prepare import StepBuffers
 from .shape import TreeShape
+from .vocabulary import Vocabulary
 from .widths import AcceptanceMonitor, WidthPolicy, count_below
 
 logger = logging.getLogger(__name__)
@@ -37,6 +41,12 @@ Append = Callable[[Tensor, Tensor, Tensor, Tensor], None]
 """(hidden [n, features], slots int64 [bs, C], positions int64 [bs, C], lens int32 [bs]): into the drafter's KV."""
 Move = Callable[[Tensor, Accepted], None]
 """(slots int64 [bs, W], path): accepted rows of the target's KV to the front."""
+AGREE_STEPS = 8
+"""Steps for which several ranks keep the width that the first one chose."""
+LoadDraft = Callable[[StepBuffers], None]
+"""The drafter's inputs from the step's buffers, of a captured size."""
+LoadTarget = Callable[[Any, Tensor, Tensor, StepBuffers], None]
+"""(runner, token ids int64 [bs, Q], positions int64 [bs, Q], step): the target's inputs."""
 
 
 def _first(value: _Rows, rows: int) -> _Rows:
@@ -58,10 +68,6 @@ class Width:
     plan: dict[int, torch.cuda.CUDAGraph] = field(default_factory=dict)
     commit: dict[int, torch.cuda.CUDAGraph] = field(default_factory=dict)
 
-    def padded(self, bs: int) -> int:
-        """The captured batch size that SGLang's runner takes for ``bs`` requests: the next larger one."""
-        return min(size for size in self.hidden if size >= bs)
-
 
 class StepGraphs:
     """The static buffers of a step, the capture hooks that fill them, and the replays around the target's.
@@ -70,11 +76,18 @@ class StepGraphs:
     """
 
     def __init__(
-        self, shape: TreeShape, widths: Sequence[int], head: DraftHead, step: StepBuffers, device: Any
+        self,
+        shape: TreeShape,
+        widths: Sequence[int],
+        vocabulary: Vocabulary,
+        ranks: Ranks,
+        step: StepBuffers,
+        device: Any,
     ) -> None:
         cap, depths = step.cap, shape.depths
         self._shape = shape
-        self._head = head
+        self._vocabulary = vocabulary
+        self._ranks = ranks
         self._step = step
         self._logprobs = torch.zeros((cap, depths, shape.topk), dtype=torch.float32, device=device)
         self._ids = torch.zeros((cap, depths, shape.topk), dtype=torch.int64, device=device)
@@ -83,11 +96,14 @@ class StepGraphs:
             getattr(self._accepted, each.name).zero_()
         self._committed = Committed.empty(cap, shape.block, device)
         self._sizes: list[int] = []
+        self._front: dict[int, torch.cuda.CUDAGraph] = {}
+        self._load_target: LoadTarget | None = None
         self._drafted: set[int] = set()
         self.widths = {nodes: self._width(nodes, device) for nodes in widths}
         self.policy: WidthPolicy | None = None
         self._monitor: AcceptanceMonitor | None = None
         self._last: tuple[int, int, float] | None = None
+        self._agreed = (0, 0, 0)  # width, bucket, steps since it was asked for
 
     def _width(self, nodes: int, device: Any) -> Width:
         tree = empty_tree(self._step.cap, nodes, device, index_dtype=torch.int64)
@@ -102,7 +118,7 @@ class StepGraphs:
         """After the drafter's layers: head and top-k."""
         block = self._shape.block
         bs = num_tokens // block
-        logprobs, ids = self._head(out.hidden_states[:num_tokens].view(bs, block, -1))
+        logprobs, ids = self._vocabulary.draft(out.hidden_states[:num_tokens].view(bs, block, -1))
         self._logprobs[:bs].copy_(logprobs)
         self._ids[:bs].copy_(ids)
         self._drafted.add(bs)
@@ -111,30 +127,44 @@ class StepGraphs:
         """After the target's head: arg-max of every node and the greedy walk."""
         bs = int(forward_batch.batch_size)
         width = self.widths[num_tokens // bs]
-        choice = torch.argmax(out.next_token_logits[:num_tokens], dim=-1).view(bs, width.nodes)
+        choice = self._vocabulary.argmax(out.next_token_logits[:num_tokens]).view(bs, width.nodes)
         verify_greedy(_first(width.tree, bs), choice, self._shape.depths, out=_first(self._accepted, bs))
         width.hidden[bs] = out.hidden_states[:num_tokens]
 
-    def capture(self, move: Move, append: Append, policy: bool) -> None:
-        """Capture *plan* and *commit* of every width and batch size; ``policy``: also time them all and begin to choose.
+    def capture(
+        self,
+        move: Move,
+        append: Append,
+        *,
+        policy: bool,
+        load_draft: LoadDraft | None = None,
+        load_target: LoadTarget | None = None,
+    ) -> None:
+        """Capture *front*, *plan* and *commit* of every width and batch size; ``policy``: also begin to choose among them.
 
-        Called when the target's graphs of every width and the drafter's are captured.
+        Called when the target's graphs of every width and the drafter's are captured. ``load_draft``, ``load_target``:
+        only where replays need nothing else from the host.
         """
         sizes = sorted(set.intersection(*(set(width.hidden) for width in self.widths.values())))
         if not self._drafted or not sizes:
             return
         self._sizes = sizes
+        self._load_target = load_target
         if policy:
             self.policy = WidthPolicy(sorted(self.widths), self._sizes, {})
             self._monitor = AcceptanceMonitor(self.policy, self._logprobs.device)
         pool = torch.cuda.graph_pool_handle()
-        for width in self.widths.values():
-            for bs in sorted(width.hidden, reverse=True):
-                width.plan[bs] = _captured(lambda w=width, n=bs: self._run_plan(w, n), pool)  # type: ignore[misc]
-                width.commit[bs] = _captured(
-                    lambda w=width, n=bs: self._run_commit(w, n, move, append),  # type: ignore[misc]
-                    pool,
-                )
+        with self._ranks.capturing() as stream:
+            for bs in sorted(sizes, reverse=True) if load_draft is not None else ():
+                self._front[bs] = _captured(lambda n=bs: load_draft(self._step.rows(n)), pool, stream)  # type: ignore[misc]
+            for width in self.widths.values():
+                for bs in sorted(width.hidden, reverse=True):
+                    width.plan[bs] = _captured(lambda w=width, n=bs: self._run_plan(w, n), pool, stream)  # type: ignore[misc]
+                    width.commit[bs] = _captured(
+                        lambda w=width, n=bs: self._run_commit(w, n, move, append),  # type: ignore[misc]
+                        pool,
+                        stream,
+                    )
 
     def _run_plan(self, width: Width, bs: int) -> None:
         tree, prefix = _first(width.tree, bs), self._step.prefix[:bs]
@@ -142,6 +172,8 @@ class StepGraphs:
         tree_positions(tree, prefix, out=width.positions[:bs])
         if width.mask is not None:
             tree_mask_full(tree, prefix, width.mask)
+        if self._load_target is not None:
+            self._load_target(width.runner, tree.token_ids, width.positions[:bs], self._step.rows(bs))
 
     def _run_commit(self, width: Width, bs: int, move: Move, append: Append) -> None:
         step, accepted = self._step.rows(bs), _first(self._accepted, bs)
@@ -171,6 +203,8 @@ class StepGraphs:
                     start.record()
                     for _ in range(count):
                         if width.nodes > 1:
+                            if bs in self._front:
+                                self._front[bs].replay()
                             _replay(draft_runner, bs)
                         width.plan[bs].replay()
                         _replay(width.runner, bs)
@@ -188,6 +222,20 @@ class StepGraphs:
         """Whether a batch of this size fits the captured graphs."""
         return bool(self._sizes) and bs <= self._sizes[-1]
 
+    def padded(self, bs: int) -> int:
+        """The captured batch size that SGLang's runner takes for ``bs`` requests: the next larger one."""
+        return self._sizes[bisect_left(self._sizes, bs)]
+
+    @property
+    def loads_draft(self) -> bool:
+        """Whether :meth:`draft` stands for the drafter's whole pass."""
+        return bool(self._front)
+
+    @property
+    def loads_target(self) -> bool:
+        """Whether :meth:`verify` stands for the target's whole pass."""
+        return bool(self._sizes) and self._load_target is not None
+
     def choose(self, bs: int) -> int:
         """Nodes of the next tree."""
         if self.policy is None:
@@ -199,22 +247,45 @@ class StepGraphs:
                 self.policy.took(width, bs, now - since)
         if self._monitor is not None:
             self._monitor.poll()
-        chosen = self.policy.choose(bs)
+        chosen = self._agree(bs)
         steps = self.policy.steps
         if steps >= 256 and steps & (steps - 1) == 0:
             logger.info("DDTREE auto after %d steps: %s", steps, self.policy.summary())
         self._last = (chosen, bs, now)
         return chosen
 
+    def _agree(self, bs: int) -> int:
+        """The policy's choice. Ranks measure differently, so the first one's holds, and is asked for now and then."""
+        assert self.policy is not None
+        if self._ranks.count == 1:
+            return self.policy.choose(bs)
+        width, size, since = self._agreed
+        if size != self.policy.bucket(bs) or since >= AGREE_STEPS:
+            width, size, since = self._ranks.agree(self.policy.choose(bs)), self.policy.bucket(bs), 0
+        self._agreed = width, size, since + 1
+        return width
+
     def interrupted(self) -> None:
         """Something else than a decode step ran: the time since the last one says nothing about its width."""
         self._last = None
 
+    def draft(self, runner: Any, bs: int) -> None:
+        """The drafter's pass over the step's blocks; its top-k stays in our buffers."""
+        size = self.padded(bs)
+        self._front[size].replay()
+        _replay(runner, size)
+
     def plan(self, nodes: int, bs: int) -> tuple[Tree, Tensor]:
         """Tree of what the last draft replay left, and positions int64 [bs, nodes]; the mask is written too."""
         width = self.widths[nodes]
-        width.plan[width.padded(bs)].replay()
+        width.plan[self.padded(bs)].replay()
         return _first(width.tree, bs), width.positions[:bs]
+
+    def verify(self, nodes: int, bs: int) -> Tensor:
+        """The target's pass over the planned trees: its logits [bs * nodes, vocabulary or this rank's part of it]."""
+        out = _replay(self.widths[nodes].runner, self.padded(bs))
+        logits: Tensor = out.next_token_logits[: bs * nodes]
+        return logits
 
     def take(self, accepted: Accepted) -> None:
         """Put a path that was worked out eagerly where the greedy walk would have left it."""
@@ -226,7 +297,7 @@ class StepGraphs:
     def commit(self, nodes: int, bs: int) -> Committed:
         """Move, append and count along the path that the walk left; the result outlives the next step."""
         width = self.widths[nodes]
-        width.commit[width.padded(bs)].replay()
+        width.commit[self.padded(bs)].replay()
         return self._committed.first(bs).lasting()
 
     @contextmanager
@@ -241,14 +312,14 @@ class StepGraphs:
             model_runner.attn_backend, model_runner.decode_cuda_graph_runner = saved
 
 
-def _replay(runner: Any, bs: int) -> None:
-    """The graph of ``bs`` requests, on whatever lies in its buffers."""
-    runner.backend.replay(runner._make_graph_key(bs), None)
+def _replay(runner: Any, bs: int) -> Any:
+    """The graph of ``bs`` requests, on whatever lies in its buffers, and what it was captured to return."""
+    return runner.backend.replay(runner._make_graph_key(bs), None)
 
 
-def _captured(work: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
+def _captured(work: Callable[[], None], pool: Any, stream: torch.cuda.Stream | None) -> torch.cuda.CUDAGraph:
     """``work`` as a graph; it runs once before, so that its kernels are compiled and its libraries ready."""
-    stream = torch.cuda.Stream()
+    stream = torch.cuda.Stream() if stream is None else stream
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         work()

@@ -20,6 +20,7 @@ class StepBuffers:
     block_positions: Tensor  # int64 [cap, F]
     draft_slots: Tensor  # int64 [cap, F]
     slots: Tensor  # int64 [cap, W]
+    req_pool: Tensor  # int64 [cap], rows of req_to_token
     seq_lens_cpu: Tensor  # int32 [cap], host
 
     @classmethod
@@ -36,6 +37,7 @@ class StepBuffers:
             block_positions=ints(block),
             draft_slots=ints(block),
             slots=ints(width),
+            req_pool=ints(),
             seq_lens_cpu=torch.zeros(cap, dtype=torch.int32),
         )
 
@@ -55,6 +57,7 @@ class StepBuffers:
                     self.block_positions,
                     self.draft_slots,
                     self.slots,
+                    self.req_pool,
                     self.seq_lens_cpu,
                 )
             )
@@ -76,6 +79,7 @@ def _prepare_step(
     block_positions,
     draft_slots,
     slots,
+    req_pools,
     F: tl.constexpr,
     W: tl.constexpr,
     W_POW2: tl.constexpr,
@@ -85,11 +89,13 @@ def _prepare_step(
     at = tl.minimum(b, bs - 1)  # padding reads what the last request has, and keeps none of it
     start = tl.where(real, tl.load(prefix + at).to(tl.int64), 0)
     root = tl.where(real, tl.load(bonus + at).to(tl.int64), 0)
-    row = req_to_token + tl.load(req_pool + at).to(tl.int64) * req_stride + start
+    pool = tl.load(req_pool + at).to(tl.int64)
+    row = req_to_token + pool * req_stride + start
     i = tl.arange(0, W_POW2)
     slot = tl.where(real, tl.load(row + i, mask=i < W, other=0).to(tl.int64), 0)
     tl.store(prefixes + b, start)
     tl.store(roots + b, root)
+    tl.store(req_pools + b, tl.where(real, pool, 0))
     tl.store(slots + b * W + i, slot, mask=i < W)
     tl.store(draft_slots + b * F + i, slot, mask=i < F)
     tl.store(block_positions + b * F + i, start + i, mask=i < F)
@@ -120,6 +126,7 @@ def prepare_step(
         out.block_positions,
         out.draft_slots,
         out.slots,
+        out.req_pool,
         F=block,
         W=width,
         W_POW2=triton.next_power_of_2(width),

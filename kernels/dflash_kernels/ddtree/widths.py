@@ -26,6 +26,8 @@ TRIALS = 12
 CLOSE = 0.8
 """A candidate at this part of the best rate is timed again now and then; one below it, seldom."""
 CLOSE_STEPS, FAR_STEPS = 400, 4000
+HOLD = 8
+"""Steps for which a choice among timed candidates is kept: weighing them costs the host more than it can change."""
 MEMORY = 400
 """Verified trees over which a text's drafts are averaged."""
 PRIOR_DRAFTS, PRIOR_GAIN = 20.0, 1.1
@@ -75,6 +77,7 @@ class WidthPolicy:
     _costs: dict[tuple[int, int], _Cost] = field(default_factory=dict)
     _drift: dict[int, float] = field(default_factory=dict)
     _trial: dict[int, tuple[int, int]] = field(default_factory=dict)
+    _held: dict[int, tuple[int, int]] = field(default_factory=dict)
     steps: int = 0
 
     def bucket(self, bs: int) -> int:
@@ -127,6 +130,9 @@ class WidthPolicy:
         if left > 0:
             self._trial[size] = (width, left - 1)
             return width
+        width, until = self._held.get(size, (0, 0))
+        if self.steps < until:
+            return width
         rates = self.rates(size)
         best = max(self.widths, key=lambda w: (rates[w], -w))
         chosen = best
@@ -140,6 +146,8 @@ class WidthPolicy:
                     break
         if chosen != best or not self._timed(best, size):
             self._trial[size] = (chosen, TRIALS - 1)
+        else:
+            self._held[size] = (chosen, self.steps + HOLD)
         return chosen
 
     def took(self, width: int, bs: int, seconds: float) -> None:

@@ -18,6 +18,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
+from sglang.srt.distributed import get_tp_group
+from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.model_executor.cuda_graph_config import Backend
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
@@ -31,15 +33,17 @@ from torch import Tensor
 
 from ..accepted import Accepted
 from ..build_tree import build_tree
+from ..ranks import Ranks
 from ..tree import Tree
 from ..tree_mask import tree_mask_full, tree_positions
 from ..verify import verify_tree
+from ..verify_greedy import verify_greedy
 from .commit import Committed, commit_step
-from .draft_head import DraftHead
 from .graphs import Append, StepGraphs
 from .move import AcceptedMover
 from .prepare import StepBuffers, prepare_step
 from .shape import TreeShape, widths_of
+from .vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
@@ -93,6 +97,8 @@ class DDTreeWorker(DFlashWorkerV2):
 
     switches_width = True
     """Whether this release's target can be captured for several widths (proven by serving)."""
+    captures_loading = True
+    """Whether what this release does before a replay is known to be device work (:mod:`.load`)."""
 
     def __init__(self, server_args: ServerArgs, **kwargs: Any) -> None:
         self.shape = shape_of(self._speculative(server_args))
@@ -100,7 +106,8 @@ class DDTreeWorker(DFlashWorkerV2):
             super().__init__(server_args=draft_args, **kwargs)
         self.server_args = server_args
         self._step = StepBuffers.empty(1, self.shape.block, self.shape.reserved, self.device)
-        self._head = DraftHead(self.target_worker.model_runner.model, self.shape)
+        self._ranks = Ranks(get_tp_group())
+        self._vocabulary = Vocabulary(self.target_worker.model_runner.model, self.shape, self._ranks)
         self._mover = AcceptedMover(self.target_worker.model_runner)
         self._graphs: StepGraphs | None = None
         self._widths = widths_of(self._speculative(server_args), self.shape)
@@ -131,7 +138,7 @@ class DDTreeWorker(DFlashWorkerV2):
                 logger.warning("DDTREE auto needs captured graphs; every tree has %d nodes.", self.shape.nodes)
             return
         self._step = StepBuffers.empty(max(decode.bs), self.shape.block, self.shape.reserved, self.device)
-        self._graphs = StepGraphs(self.shape, self._widths, self._head, self._step, self.device)
+        self._graphs = StepGraphs(self.shape, self._widths, self._vocabulary, self._ranks, self._step, self.device)
         target.capture_tail_hooks.append(self._graphs.verify_tail)
 
     def init_cuda_graphs(self) -> None:
@@ -151,13 +158,30 @@ class DDTreeWorker(DFlashWorkerV2):
                 width.backend, width.runner = self._target_graphs(width.nodes)
             width.mask = self._mask_buffer(width.backend)
         with torch.inference_mode():
-            graphs.capture(self._mover.move, self._graph_append(), policy=len(self._widths) > 1)
+            graphs.capture(
+                self._mover.move, self._graph_append(), policy=len(self._widths) > 1, **self._captured_loading(graphs)
+            )
             graphs.time_widths(self.draft_model_runner.decode_cuda_graph_runner)
         if self._rank() == 0:
             logger.info("DDTREE graphs captured in %.1f s.", time.monotonic() - began)
             if graphs.policy is not None:
                 floor = {f"{w}x{bs}": round(1e3 * t, 2) for (w, bs), t in graphs.policy.floor.items()}
                 logger.info("DDTREE auto, ms a step at least, by nodes and requests: %s", floor)
+
+    def _captured_loading(self, graphs: StepGraphs) -> dict[str, Any]:
+        """The loaders whose work may be captured, for :meth:`StepGraphs.capture`."""
+        if not self.captures_loading:
+            return {}
+        from .load import load_draft, load_target, replays_alone
+
+        target, drafter = self.target_worker.model_runner, self.draft_model_runner
+        runner, algorithm = drafter.decode_cuda_graph_runner, target.spec_algorithm
+        found: dict[str, Any] = {}
+        if not self.use_compact_draft_cache and replays_alone(drafter, runner):
+            found["load_draft"] = lambda step: load_draft(runner, self._draft_block_spec_info, self._embed, step)
+        if all(replays_alone(target, width.runner) for width in graphs.widths.values()):
+            found["load_target"] = lambda of, ids, positions, step: load_target(of, algorithm, ids, positions, step)
+        return found
 
     def _target_graphs(self, nodes: int) -> tuple[Any, Any]:
         """Attention backend and graph runner of the target for trees of ``nodes`` nodes, as adaptive EAGLE makes them."""
@@ -241,16 +265,21 @@ class DDTreeWorker(DFlashWorkerV2):
         step = buffers.rows(bs)
         nodes = self.shape.nodes if graphs is None else graphs.choose(bs)
         tree, positions, planned = self._draft(batch, draft_input, step, nodes, graphs)
-        with nullcontext() if graphs is None else graphs.target(nodes, self.target_worker.model_runner):
-            logits_output, in_graph = self._verify(batch, draft_input, step, tree, positions, planned)
+        if graphs is not None and planned and graphs.loads_target:
+            # The plan has read req_to_token for the last time in this step: the scheduler may write it again.
+            self._tell_read()
+            logits_output, in_graph = LogitsProcessorOutput(next_token_logits=graphs.verify(nodes, bs)), True
+        else:
+            with nullcontext() if graphs is None else graphs.target(nodes, self.target_worker.model_runner):
+                logits_output, in_graph = self._verify(batch, draft_input, step, tree, positions, planned)
         hidden = logits_output.hidden_states
-        if hidden is None:
-            raise RuntimeError("DDTREE verify needs the target's hidden states and got none")
         if graphs is not None and in_graph:
             if not planned or _touches_logits(batch.sampling_info):
                 graphs.take(self._accept(batch, tree, logits_output.next_token_logits))
             committed = graphs.commit(nodes, bs)
         else:
+            if hidden is None:
+                raise RuntimeError("DDTREE verify needs the target's hidden states and got none")
             accepted = self._accept(batch, tree, logits_output.next_token_logits)
             committed = self._commit(step, accepted, hidden, nodes)
         # Destinations come from the slots gathered before the draft: nothing reads req_to_token after the verify, so the
@@ -269,6 +298,12 @@ class DDTreeWorker(DFlashWorkerV2):
             speculative_num_draft_tokens=self.shape.block,
             new_seq_lens=committed.seq_lens,
         )
+
+    def _tell_read(self) -> None:
+        """As SGLang's runner does before a replay, so that the scheduler need not wait for the whole pass."""
+        event = torch.cuda.Event()
+        event.record()
+        self.target_worker.model_runner.war_fastpath_read_done_event = event
 
     def _commit(self, step: StepBuffers, accepted: Accepted, hidden: Tensor, nodes: int) -> Committed:
         """Move, append and tell the path, without captured graphs."""
@@ -291,6 +326,9 @@ class DDTreeWorker(DFlashWorkerV2):
         """
         bs, block = step.block_ids.shape
         if graphs is not None and nodes == 1:
+            return *graphs.plan(nodes, bs), True
+        if graphs is not None and graphs.loads_draft:
+            graphs.draft(self.draft_model_runner.decode_cuda_graph_runner, bs)
             return *graphs.plan(nodes, bs), True
         embeds = self._embed(step.block_ids)
         prefix = batch.seq_lens
@@ -333,7 +371,7 @@ class DDTreeWorker(DFlashWorkerV2):
             hidden = out.logits_output.hidden_states
             if hidden is None:
                 raise RuntimeError("the DFLASH draft model returned no hidden states")
-            logprobs, ids = self._head(hidden.view(bs, block, -1))
+            logprobs, ids = self._vocabulary.draft(hidden.view(bs, block, -1))
         tree = build_tree(logprobs, ids, draft_input.bonus_tokens, nodes)
         return tree, tree_positions(tree, prefix), False
 
@@ -390,11 +428,14 @@ class DDTreeWorker(DFlashWorkerV2):
     def _accept(self, batch: ScheduleBatch, tree: Tree, logits: Tensor) -> Accepted:
         """Walk the tree along the target's own choices: its arg-max, or its samples when a request samples."""
         sampling = batch.sampling_info
+        if not _touches_logits(sampling):
+            return verify_greedy(tree, self._vocabulary.argmax(logits).view(tree.token_ids.shape), self.shape.depths)
+        logits = self._vocabulary.whole(logits)
         if sampling is not None:
             apply_dflash_verify_logits_adjustments(
                 next_token_logits=logits, sampling_info=sampling, draft_token_num=tree.num_nodes
             )
-        return verify_tree(tree, logits, sampling, batch.seq_lens, self.shape.depths)
+        return verify_tree(tree, logits, sampling, batch.seq_lens, self.shape.depths, self._ranks.same)
 
     # Seams
 

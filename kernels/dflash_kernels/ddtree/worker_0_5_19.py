@@ -24,6 +24,7 @@ class DDTreeWorker(worker.DDTreeWorker):
     """As its base; a drafter whose depths depend on each other is refused."""
 
     switches_width = False
+    captures_loading = False
 
     def __init__(self, server_args: ServerArgs, **kwargs: Any) -> None:
         super().__init__(server_args, **kwargs)
