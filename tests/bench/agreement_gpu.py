@@ -39,7 +39,13 @@ def generate(server: Server, prompt: str | list[int], sampling: dict[str, Any], 
     return post(server.port, "/generate", {key: prompt, "sampling_params": sampling, **more})
 
 
-def greedy(servers: list[Server], prompts: list[str], tokens: int, exact: bool) -> dict[str, Any]:
+def accepted(meta: list[dict[str, Any]]) -> float:
+    """Tokens a verify step, bonus included, over all steps; the prefill's token is no step's."""
+    steps = sum(m.get("spec_verify_ct", 0) for m in meta)
+    return round((sum(m["completion_tokens"] for m in meta) - len(meta)) / steps, 4) if steps else 1.0
+
+
+def greedy(servers: list[Server], prompts: list[str], tokens: int, exact: bool, first_prompts: int) -> dict[str, Any]:
     """Greedy answers of every server against the first's, eight at a time; where they part, the first server's gap.
 
     Raises:
@@ -62,12 +68,14 @@ def greedy(servers: list[Server], prompts: list[str], tokens: int, exact: bool) 
             "among_two": at < len(other) and other[at] in (best[1], second[1]),
         }
 
-    out: dict[str, Any] = {"prompts": len(prompts), "tokens": tokens, "arms": {}}
+    out: dict[str, Any] = {"prompts": len(prompts), "tokens": tokens, "arms": {}, "tokens_a_step": {}}
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        answers = {
-            server.arm: [a["output_ids"] for a in pool.map(lambda p, s=server: generate(s, p, sampling), prompts)]  # type: ignore[misc]
-            for server in servers
-        }
+        answers = {}
+        for server in servers:
+            rows = list(pool.map(lambda p, s=server: generate(s, p, sampling), prompts))  # type: ignore[misc]
+            answers[server.arm] = [row["output_ids"] for row in rows]
+            out["tokens_a_step"][server.arm] = accepted([row["meta_info"] for row in rows[:first_prompts]])
+        print(f"tokens a step, first {first_prompts} prompts: {out['tokens_a_step']}", flush=True)
         for arm in [server.arm for server in servers[1:]]:
             apart = [
                 (prompt, a, b, number)
@@ -242,7 +250,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_arguments(parser)
     parser.add_argument("--checks", nargs="+", default=["greedy", "sampling"], choices=["greedy", "sampling", "soak"])
-    parser.add_argument("--samples", type=int, default=2048)
+    parser.add_argument("--samples", type=int, default=768)
     parser.add_argument("--variants", type=int, default=1, help="greedy: each prompt so many times, worded otherwise")
     parser.add_argument("--soak-seconds", type=float, default=1800.0)
     args = parser.parse_args()
@@ -254,7 +262,7 @@ def main() -> int:
     try:
         with servers_of(args) as servers:
             if "greedy" in args.checks:
-                result["greedy"] = greedy(servers, many, args.tokens, exact)
+                result["greedy"] = greedy(servers, many, args.tokens, exact, len(prompts))
             if "sampling" in args.checks:
                 result["sampling"] = sampling(servers, prompts, args.samples)
             if "soak" in args.checks:

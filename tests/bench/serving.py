@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.bench.shapes import DUMMY, SHAPES, make_pair
+
 FLOAT32 = Path(__file__).with_name("float32")
 """Goes in front of PYTHONPATH where servers run in float32."""
 BASE_PORT = 31100
@@ -28,8 +30,6 @@ COMMON = [
     "--skip-server-warmup",
     "--context-length",
     "4096",
-    "--max-total-tokens",
-    "160000",
     "--disable-radix-cache",
     "--sleep-on-idle",
     "--log-level",
@@ -73,12 +73,15 @@ class Server:
         self.arm, self.port, self.log = arm, port, log
         command = [sys.executable, "-m", "sglang.launch_server", "--model-path", args.target, "--host", "127.0.0.1"]
         command += ["--port", str(port), "--dtype", args.dtype, "--mem-fraction-static", str(args.mem)]
+        command += ["--max-total-tokens", str(args.kv_tokens)]
         command += ["--cuda-graph-max-bs", str(args.max_bs), "--max-running-requests", str(args.max_bs)]
-        command += [*COMMON, *arm_args(arm, args.draft), *args.server_args.split()]
+        command += ["--tp-size", str(args.tp), *COMMON, *arm_args(arm, args.draft), *args.server_args.split()]
+        command += DUMMY if args.shape else []
         env = dict(os.environ)
         if args.dtype == "float32":
             env["PYTHONPATH"] = os.pathsep.join([str(FLOAT32), *filter(None, [env.get("PYTHONPATH")])])
             env["TRITON_F32_DEFAULT"] = "ieee"  # otherwise attention's products are TF32
+            command.append("--disable-prefill-cuda-graph")  # half a minute for each of its fifty sizes
         self.process = subprocess.Popen(
             command, stdout=log.open("wb"), stderr=subprocess.STDOUT, start_new_session=True, env=env, cwd=log.parent
         )
@@ -124,8 +127,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=int, default=0, help="first so many prompts of each file; 0: all")
     parser.add_argument("--max-bs", type=int, default=32)
     parser.add_argument("--mem", type=float, default=0.3)
+    parser.add_argument("--kv-tokens", type=int, default=160000, help="KV slots of each server")
     parser.add_argument("--start-limit", type=float, default=240.0)
     parser.add_argument("--server-args", default="")
+    parser.add_argument(
+        "--shape", choices=sorted(SHAPES), help="random weights of this size; --target has the tokenizer"
+    )
+    parser.add_argument("--tp", type=int, default=1, help="GPUs of each server")
 
 
 def read_prompts(args: argparse.Namespace) -> list[str]:
@@ -147,6 +155,8 @@ def servers_of(args: argparse.Namespace) -> Iterator[list[Server]]:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no server survives a time limit
     logs = Path(args.logs)
     logs.mkdir(parents=True, exist_ok=True)
+    if args.shape:
+        args.target, args.draft = map(str, make_pair(args.shape, Path(args.target), logs))
     servers: list[Server] = []
     try:
         for i, arm in enumerate(args.arms):

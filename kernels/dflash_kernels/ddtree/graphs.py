@@ -11,6 +11,7 @@ out and the worker goes through SGLang instead.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
@@ -103,6 +104,10 @@ class StepGraphs:
         self.policy: WidthPolicy | None = None
         self._monitor: AcceptanceMonitor | None = None
         self._last: tuple[int, int, float] | None = None
+        # For whoever doubts that every rank grows the same tree: a gather and a comparison in each step's plan.
+        compare = ranks.count > 1 and os.environ.get("DFLASH_COMPARE_RANKS") == "1"
+        self._differing = torch.zeros(2, dtype=torch.int64, device=device) if compare else None
+        self._steps = 0
         self._agreed = (0, 0, 0)  # width, bucket, steps since it was asked for
 
     def _width(self, nodes: int, device: Any) -> Width:
@@ -172,6 +177,11 @@ class StepGraphs:
         tree_positions(tree, prefix, out=width.positions[:bs])
         if width.mask is not None:
             tree_mask_full(tree, prefix, width.mask)
+        if self._differing is not None:
+            mine = torch.cat([tree.token_ids.reshape(-1).to(torch.int64), tree.parent.reshape(-1).to(torch.int64)])
+            everyone = self._ranks.gather(mine)
+            self._differing[0] += (everyone != everyone[0]).any()
+            self._differing[1] += 1
         if self._load_target is not None:
             self._load_target(width.runner, tree.token_ids, width.positions[:bs], self._step.rows(bs))
 
@@ -238,6 +248,10 @@ class StepGraphs:
 
     def choose(self, bs: int) -> int:
         """Nodes of the next tree."""
+        self._steps += 1
+        if self._differing is not None and self._steps % 512 == 0:
+            differing, steps = self._differing.tolist()
+            logger.info("DDTREE ranks: trees differed in %d of %d steps", differing, steps)
         if self.policy is None:
             return self._shape.nodes
         now = time.perf_counter()
