@@ -109,6 +109,11 @@ def _runs(where: At, wanted: tuple[ast.stmt, ...]) -> list[tuple[At, int]]:
     return found
 
 
+def _tests(node: cst.CSTNode, test: ast.expr) -> bool:
+    """Whether an ``if`` has this test, of which alone the code is rendered."""
+    return isinstance(node, cst.If) and syntax.same(test, syntax.tree(node.test))
+
+
 def _scope_or_none(module: cst.Module, name: str) -> At | None:
     try:
         return anchors.scope(module, name)
@@ -402,9 +407,11 @@ class AddBranchFirst:
         assert isinstance(wanted, ast.If) and not wanted.orelse
         count = 0
         for at in self.before.candidates(where):
+            if not _tests(at.node, wanted.test):
+                continue
             found = syntax.tree(at.node)
             if isinstance(found, ast.If) and isinstance(at.node, cst.If) and isinstance(at.node.orelse, cst.If):
-                count += syntax.same(wanted.body, found.body) and syntax.same(wanted.test, found.test)
+                count += syntax.same(wanted.body, found.body)
         return count == 1
 
     def apply(self, module: cst.Module, marker: str) -> cst.Module:
@@ -437,13 +444,8 @@ class GuardStatement:
         test = syntax.expression_pattern(self.condition)
         count = 0
         for at in IfTest(self.condition).candidates(where):
-            found = syntax.tree(at.node)
-            if (
-                isinstance(found, ast.If)
-                and syntax.same(test, found.test)
-                and len(found.body) == 1
-                and not found.orelse
-            ):
+            found = syntax.tree(at.node) if _tests(at.node, test) else None
+            if isinstance(found, ast.If) and len(found.body) == 1 and not found.orelse:
                 count += syntax.difference(syntax.statement_pattern(self.statement.pattern), found.body[0]) is None
         return count == 1
 

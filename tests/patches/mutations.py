@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -76,6 +77,8 @@ def reduced(source: str, patch: Patch, near: int = 40) -> str:
         fields = ast.AnnAssign if isinstance(around, ast.ClassDef) else _Def
         drop += [n for n in around.body if isinstance(n, (_Def, fields)) and id(n) not in keep]  # type: ignore[attr-defined]
     place = located(source, patch)
+    if isinstance(scope, ast.Module):
+        drop += [n for n in scope.body[1:] if isinstance(n, _Def) and n is not place.anchor]
     if isinstance(scope, ast.ClassDef) and place.anchor is not None:
         line = place.anchor.lineno
         drop += [n for n in scope.body if n is not scope.body[0] and abs(n.lineno - line) > near and _droppable(n)]
@@ -387,7 +390,28 @@ def mutations(source: str, patch: Patch, count: int, seed: int) -> Iterator[Muta
         yield Mutation(kind.__name__, harmful, text)
 
 
-def scope_lines(source: str, name: str) -> list[str]:
-    """Lines of a scope as the standard library prints them: comments, layout and our renamings do not count."""
-    source = source.replace(RENAMED, "")
-    return [line.strip() for line in ast.unparse(_scope(ast.parse(source), name)[0]).splitlines() if line.strip()]
+def change(before: str, after: str, name: str) -> tuple[Counter[str], Counter[str]]:
+    """(lines gone, lines new) of a scope as the standard library prints them: comments, layout and our renamings do not
+    count."""
+    old, new = _pieces(before.replace(RENAMED, ""), name), _pieces(after.replace(RENAMED, ""), name)
+    for end in (0, -1):  # what stands before and after the difference need not be printed
+        while old and new and old[end][0] == new[end][0]:
+            del old[end], new[end]
+    gone, come = (Counter(line for _, node in side for line in _printed(node)) for side in (old, new))
+    return gone - come, come - gone
+
+
+def _pieces(source: str, name: str) -> list[tuple[str, ast.AST]]:
+    """(text, node) of a scope's head and of each statement in it."""
+    node = _scope(ast.parse(source), name)[0]
+    lines = source.splitlines()
+    body: list[ast.stmt] = node.body  # type: ignore[attr-defined]
+    pieces: list[tuple[str, ast.AST]] = [("\n".join(lines[_start(s) - 1 : s.end_lineno]), s) for s in body]
+    if not isinstance(node, ast.Module):
+        node.body = [ast.Pass()]  # type: ignore[attr-defined]
+        pieces.insert(0, ("\n".join(lines[_start(node) - 1 : _start(body[0]) - 1]), node))
+    return pieces
+
+
+def _printed(node: ast.AST) -> list[str]:
+    return [line.strip() for line in ast.unparse(node).splitlines() if line.strip()]
