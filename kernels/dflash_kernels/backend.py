@@ -8,7 +8,7 @@ from typing import Literal
 from torch import Tensor
 
 Backend = Literal["auto", "triton", "naive"]
-_ENV = "DFLASH_KERNELS_BACKEND"
+ENVIRONMENT = "DFLASH_KERNELS_BACKEND"
 
 
 def interpreting() -> bool:
@@ -22,7 +22,7 @@ def use_triton(tensor: Tensor, backend: Backend = "auto") -> bool:
     The caller's ``backend`` wins over the environment variable ``DFLASH_KERNELS_BACKEND``, which wins over the rule.
     Raises ValueError for an unknown backend or for Triton on a CPU tensor without the interpreter.
     """
-    choice = backend if backend != "auto" else os.environ.get(_ENV, "auto")
+    choice = backend if backend != "auto" else os.environ.get(ENVIRONMENT, "auto")
     reachable = tensor.is_cuda or interpreting()
     if choice == "auto":
         return reachable

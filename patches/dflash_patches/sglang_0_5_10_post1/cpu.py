@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dflash_deploy.patching.edits import ReplaceExpression, WrapCondition
 from dflash_deploy.patching.patch import Contract, Example, Patch, PatchSet, Refusal
+from dflash_patches.shared.cpu import FORK, attention
 
 HOST_POOL = Patch(
     name="cpu-host-pool-kernels",
@@ -110,7 +111,7 @@ CPU = PatchSet(
     package="sglang",
     versions="==0.5.10.post1",
     tested=("0.5.10.post1",),
-    patches=(HOST_POOL, ROPE_NATIVE),
+    patches=(HOST_POOL, ROPE_NATIVE, *attention("srt/layers/attention/triton_ops"), FORK),
     device="cpu",
     summary="run on a CPU through Triton's interpreter, in float32",
 )

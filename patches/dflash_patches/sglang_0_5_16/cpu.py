@@ -10,7 +10,15 @@ from __future__ import annotations
 from dflash_deploy.patching.anchors import Stmt
 from dflash_deploy.patching.edits import GuardStatement, ReplaceExpression, WrapCondition
 from dflash_deploy.patching.patch import Contract, Example, Patch, PatchSet, Refusal
-from dflash_patches.shared.cpu import CACHE_LOCS, INPUT_EMBEDS, INTERPRETER, WORKER_STREAM, WORKER_TRITON
+from dflash_patches.shared.cpu import (
+    ATTENTION,
+    CACHE_LOCS,
+    FORK,
+    INPUT_EMBEDS,
+    INTERPRETER,
+    WORKER_STREAM,
+    WORKER_TRITON,
+)
 
 DFLASH_ON_CPU = Patch(
     name="cpu-dflash-allowed",
@@ -168,6 +176,8 @@ CPU = PatchSet(
         CACHE_LOCS,
         INPUT_EMBEDS,
         INTERPRETER,
+        *ATTENTION,
+        FORK,
     ),
     device="cpu",
     summary="run on a CPU through Triton's interpreter, in float32",

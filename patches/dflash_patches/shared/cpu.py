@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dflash_deploy.patching.anchors import After, Assign, Stmt
+from dflash_deploy.patching.anchors import After, Assign, Def, Stmt
 from dflash_deploy.patching.edits import GuardStatement, InsertStatements, ReplaceExpression, WrapCondition
 from dflash_deploy.patching.patch import Contract, Example, Patch, PatchSet, Refusal
 
@@ -280,6 +280,80 @@ INTERPRETER = Patch(
 )
 
 
+def _attention(kind: str, file: str) -> Patch:
+    launcher, passed = f"{kind}_attention_fwd", {"extend": ("q_extend", "o_extend"), "decode": ("q", "o")}[kind]
+    code = f"""
+        from dflash_kernels.cpu_attention import {kind}_on_cpu
+        {launcher} = {kind}_on_cpu({launcher})
+    """
+    return Patch(
+        name=f"cpu-{kind}-attention",
+        file=file,
+        why="interpreted attention takes nearly all of a server's time, and is wrong in bf16: it runs in PyTorch",
+        edit=InsertStatements("", code, at=After(Def(launcher))),
+        examples=(
+            Example(
+                before=f"""
+                    def {launcher}({passed[0]}, k_buffer, {passed[1]}):
+                        kernel[1]({passed[0]}, k_buffer, {passed[1]})
+                """,
+                after=f"""
+                    def {launcher}({passed[0]}, k_buffer, {passed[1]}):
+                        kernel[1]({passed[0]}, k_buffer, {passed[1]})
+                    from dflash_kernels.cpu_attention import {kind}_on_cpu  # dflash-deploy: cpu-{kind}-attention
+                    {launcher} = {kind}_on_cpu({launcher})
+                """,
+            ),
+        ),
+        refuses=(Refusal(before=f"def {kind}_attention(q):\n    return q\n", error="AnchorMissing"),),
+    )
+
+
+def attention(folder: str) -> tuple[Patch, ...]:
+    """Attention of PyTorch in place of the interpreted kernels that are in ``folder``."""
+    return tuple(_attention(kind, f"{folder}/{kind}_attention.py") for kind in ("extend", "decode"))
+
+
+ATTENTION = attention("kernels/ops/attention")
+
+FORK = Patch(
+    name="cpu-fork",
+    file="srt/entrypoints/engine.py",
+    why="spawned processes import everything again, which CUDA asks for: half of a start's time on a CPU",
+    edit=ReplaceExpression(
+        "_set_envs_and_config",
+        "mp.set_start_method('spawn', force=True)",
+        "mp.set_start_method('fork' if server_args.device == 'cpu' else 'spawn', force=True)",
+    ),
+    contract=(Contract("srt/server_args.py", "ServerArgs", attributes=("device",)),),
+    examples=(
+        Example(
+            before="""
+                import torch.multiprocessing as mp
+
+                def _set_envs_and_config(server_args):
+                    mp.set_start_method("spawn", force=True)
+            """,
+            after="""
+                import torch.multiprocessing as mp
+
+                def _set_envs_and_config(server_args):
+                    mp.set_start_method('fork' if server_args.device == 'cpu' else 'spawn', force=True)  # dflash-deploy: cpu-fork
+            """,  # noqa: E501
+        ),
+    ),
+    refuses=(
+        Refusal(
+            before="""
+                def _set_envs_and_config(server_args):
+                    mp.set_start_method("forkserver", force=True)
+            """,
+            error="AnchorMissing",
+        ),
+    ),
+)
+
+
 def dflash_allowed(args: str, last: str) -> Patch:
     """For releases with a list of devices. ``args``: the name that has them in the handler; ``last``: a device of the list."""
     return Patch(
@@ -342,6 +416,8 @@ def cpu_set(args: str, last: str, *releases: str) -> PatchSet:
             CACHE_LOCS,
             INPUT_EMBEDS,
             INTERPRETER,
+            *ATTENTION,
+            FORK,
         ),
         device="cpu",
         summary="run on a CPU through Triton's interpreter, in float32",
