@@ -177,7 +177,7 @@ def cuda_stack(
     )
 
 
-INTERPRETED = "runs the release's Triton kernels in the interpreter: right in float32, slow, for proof and development"
+INTERPRETED = "attention in PyTorch, other kernels through Triton's interpreter, in float32: for proof and development"
 
 
 def cpu_stack(

@@ -39,6 +39,8 @@ _OFF: Mapping[str, tuple[Any, ...]] = {
     "sliding_window_size": (None, -1, 0),
     "logit_cap": (None, 0),
     "xai_temperature_len": (None, -1, 0),
+    # Another way to split the work.
+    "enable_lean": (None, False, True),
 }
 """Values that mean the same as a parameter's default."""
 

@@ -29,6 +29,8 @@ ARGUMENTS = [
     *("--max-running-requests", "8", "--context-length", "2048", "--host", "127.0.0.1"),
     # Each split is one more program for the interpreter to run.
     *("--triton-attention-num-kv-splits", "1"),
+    # An idle scheduler would keep a core busy, which the test wants.
+    "--sleep-on-idle",
 ]
 # PR_SET_PDEATHSIG: the server dies with a test run that is killed; its schedulers watch the server the same way.
 BOUND = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execv(sys.argv[1], sys.argv[1:])"
@@ -172,7 +174,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             os.killpg(process.pid, sign)
         except ProcessLookupError:
             break
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 3
         while time.monotonic() < deadline and _alive(process):
             time.sleep(0.2)
     process.wait(timeout=30)

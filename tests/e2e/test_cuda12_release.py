@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -17,9 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import dflash_deploy
+from tests.e2e.conftest import release_venv
 from tests.e2e.server import ARGUMENTS, DFLASH, PAIR, Server, ddtree, serve
-from tests.patches.wheels import unpack
 from tests.tiny_pair.model import chat, encode
 
 torch = pytest.importorskip("torch")
@@ -30,23 +28,13 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
 VERSION, TRANSFORMERS = "0.5.10.post1", "transformers==5.3.0"
 NODES, LIMIT = 16, 40
-WAVE = 16 if os.environ.get("DFLASH_E2E_LONG") else 5
+WAVE = 16
 """Prompts of the first wave; eight requests run at once."""
 
 
 @pytest.fixture(scope="module")
-def venv(cpu_venv: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The release over the packages of the CPU stack, patched by the command."""
-    venv = tmp_path_factory.mktemp("release") / "venv"
-    subprocess.run([str(cpu_venv / "bin" / "python"), "-m", "venv", "--without-pip", str(venv)], check=True)
-    (site,) = (venv / "lib").glob("python3.*/site-packages")
-    (packages,) = (cpu_venv / "lib").glob("python3.*/site-packages")
-    (site / "cpu_stack.pth").write_text(f"{packages}\n")
-    unpack("sglang", VERSION, site)
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", "--target", str(site)]
-    subprocess.run([*command, TRANSFORMERS], check=True, timeout=300)
-    dflash_deploy("patch", "local", "--venv", str(venv))
-    return venv
+def venv(cpu_venv: Path) -> Path:
+    return release_venv(cpu_venv, VERSION, [TRANSFORMERS])
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """Failures made on purpose against a real server: each is found within seconds of its first sign, and named.
 
-With ``DFLASH_FAILURES=all`` the costly ones are made as well.
+With ``DFLASH_TESTS=all`` the costly ones are made as well.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from dflash_deploy.health import EXIT_CODES, is_ready
 from tests.e2e import broken
 from tests.e2e.conftest import MAIN, dflash_deploy
 from tests.patches.wheels import wheel
+from tests.scope import costly
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
 TARGET, DRAFTER = broken.PAIR / "target", broken.PAIR / "drafter"
-costly = pytest.mark.skipif(os.environ.get("DFLASH_FAILURES") != "all", reason="DFLASH_FAILURES=all makes this one too")
 
 
 @dataclass

@@ -6,6 +6,7 @@ greedy decoding, and the drafts that each verify step of a chain or a tree accep
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import time
@@ -13,7 +14,7 @@ import urllib.request
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from json import dumps
+from json import dumps, loads
 from pathlib import Path
 
 import pytest
@@ -185,6 +186,16 @@ def test_the_prompts_tell_something(first_wave: list[Case], second_wave: list[Ca
     assert min(case.gap for case in cases) > 1e-3
     chain, trees = (sum(len(case.commits[way]) for case in cases) for way in ("chain", f"tree {NODES}"))
     assert trees < chain < sum(len(case.tokens) for case in cases) / 1.5
+
+
+def test_attention_is_that_of_the_kernels(cpu_venv: Path) -> None:
+    """What a CPU server runs in place of the interpreted kernels computes what they compute, tree masks included."""
+    python, script = cpu_venv / "bin" / "python", Path(__file__).with_name("attention_twins.py")
+    env = {"PATH": os.environ["PATH"], "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run([str(python), str(script)], env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = loads(done.stdout)
+    assert len(found) == 5 and all(difference < 1e-5 for difference in found.values()), found
 
 
 def test_no_speculation(plain: Plain) -> None:

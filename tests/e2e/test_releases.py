@@ -6,16 +6,14 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from dflash_deploy.audit.stacks import get_stack
-from tests.e2e.conftest import dflash_deploy
+from tests.e2e.conftest import release_venv
 from tests.e2e.server import PAIR, Server, ddtree, serve
-from tests.patches.wheels import unpack
 
 torch = pytest.importorskip("torch")
 from tests.e2e.test_lossless import Case, Replay, check_refusals, differences, tell  # noqa: E402
@@ -30,22 +28,13 @@ LIMIT, NODES = 24, 16
 
 
 @pytest.fixture(scope="module", params=RELEASES)
-def venv(request: pytest.FixtureRequest, cpu_venv: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def venv(request: pytest.FixtureRequest, cpu_venv: Path) -> Path:
     """The packages that the release's CPU stack has otherwise, over those of the first; patched by the command."""
     release = str(request.param)
     ours, first = get_stack(f"sglang-{release}-cpu"), get_stack("sglang-0.5.16-cpu")
     other = sorted({*ours.requirements, *ours.no_deps} - {*first.requirements, *first.no_deps})
     other += NEEDED.get(release, [])
-    venv = tmp_path_factory.mktemp("release") / "venv"
-    subprocess.run([str(cpu_venv / "bin" / "python"), "-m", "venv", "--without-pip", str(venv)], check=True)
-    (site,) = (venv / "lib").glob("python3.*/site-packages")
-    (packages,) = (cpu_venv / "lib").glob("python3.*/site-packages")
-    (site / "cpu_stack.pth").write_text(f"{packages}\n")
-    unpack("sglang", release, site)
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", "--target", str(site)]
-    subprocess.run([*command, *(p for p in other if not p.startswith("sglang="))], check=True, timeout=300)
-    dflash_deploy("patch", "local", "--venv", str(venv))
-    return venv
+    return release_venv(cpu_venv, release, [pin for pin in other if not pin.startswith("sglang=")])
 
 
 @pytest.fixture(scope="module")

@@ -316,42 +316,57 @@ def attention(folder: str) -> tuple[Patch, ...]:
 
 ATTENTION = attention("kernels/ops/attention")
 
-FORK = Patch(
-    name="cpu-fork",
-    file="srt/entrypoints/engine.py",
-    why="spawned processes import everything again, which CUDA asks for: half of a start's time on a CPU",
-    edit=ReplaceExpression(
-        "_set_envs_and_config",
-        "mp.set_start_method('spawn', force=True)",
-        "mp.set_start_method('fork' if server_args.device == 'cpu' else 'spawn', force=True)",
-    ),
-    contract=(Contract("srt/server_args.py", "ServerArgs", attributes=("device",)),),
-    examples=(
-        Example(
-            before="""
-                import torch.multiprocessing as mp
 
-                def _set_envs_and_config(server_args):
-                    mp.set_start_method("spawn", force=True)
-            """,
-            after="""
-                import torch.multiprocessing as mp
+def fork(args: str) -> Patch:
+    """``args``: the name that has the server's resolved arguments where processes are prepared."""
+    view = f"{args} = view(server_args)" if args != "server_args" else "pass"
+    called = f"'fork' if {args}.device == 'cpu' else 'spawn'"
+    return Patch(
+        name="cpu-fork",
+        file="srt/entrypoints/engine.py",
+        why="spawned processes import everything again, which only CUDA needs: half of a start's time on a CPU",
+        edit=ReplaceExpression(
+            "_set_envs_and_config",
+            "mp.set_start_method('spawn', force=True)",
+            f"mp.set_start_method({called}, force=True)",
+        ),
+        contract=(
+            (Contract("srt/server_args.py", "ServerArgs", attributes=("device",)),) if args == "server_args" else ()
+        ),
+        examples=(
+            Example(
+                before=f"""
+                    import torch.multiprocessing as mp
 
-                def _set_envs_and_config(server_args):
-                    mp.set_start_method('fork' if server_args.device == 'cpu' else 'spawn', force=True)  # dflash-deploy: cpu-fork
-            """,  # noqa: E501
+                    def _set_envs_and_config(server_args):
+                        {view}
+                        mp.set_start_method("spawn", force=True)
+                """,
+                after=f"""
+                    import torch.multiprocessing as mp
+
+                    def _set_envs_and_config(server_args):
+                        {view}
+                        mp.set_start_method({called}, force=True)  # dflash-deploy: cpu-fork
+                """,
+            ),
         ),
-    ),
-    refuses=(
-        Refusal(
-            before="""
-                def _set_envs_and_config(server_args):
-                    mp.set_start_method("forkserver", force=True)
-            """,
-            error="AnchorMissing",
+        refuses=(
+            Refusal(
+                before=f"""
+                    import torch.multiprocessing as mp
+
+                    def _set_envs_and_config(server_args):
+                        {view}
+                        mp.set_start_method("forkserver", force=True)
+                """,
+                error="AnchorMissing",
+            ),
         ),
-    ),
-)
+    )
+
+
+FORK = fork("server_args")
 
 
 def dflash_allowed(args: str, last: str) -> Patch:
@@ -417,7 +432,7 @@ def cpu_set(args: str, last: str, *releases: str) -> PatchSet:
             INPUT_EMBEDS,
             INTERPRETER,
             *ATTENTION,
-            FORK,
+            fork(args),
         ),
         device="cpu",
         summary="run on a CPU through Triton's interpreter, in float32",
