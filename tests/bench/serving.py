@@ -146,8 +146,8 @@ def read_prompts(args: argparse.Namespace) -> list[str]:
 
 
 @contextmanager
-def servers_of(args: argparse.Namespace) -> Iterator[list[Server]]:
-    """The servers of ``args.arms``, ready; ended afterwards, also when the bench is.
+def servers_of(args: argparse.Namespace, first_port: int = BASE_PORT) -> Iterator[list[Server]]:
+    """The servers of ``args.arms``, ready, ten ports apart; ended afterwards, also when the bench is.
 
     Raises:
         RuntimeError: one died or was not ready in time, with the end of its log.
@@ -160,7 +160,7 @@ def servers_of(args: argparse.Namespace) -> Iterator[list[Server]]:
     servers: list[Server] = []
     try:
         for i, arm in enumerate(args.arms):
-            servers.append(Server(arm, BASE_PORT + 10 * i, args, logs / f"{arm.replace(':', '-')}.log"))
+            servers.append(Server(arm, first_port + 10 * i, args, logs / f"{arm.replace(':', '-')}.log"))
             time.sleep(float(os.environ.get("STAGGER_S", "4")))  # memory is measured at start, one after the other
         deadline = time.time() + args.start_limit
         for server in servers:

@@ -61,7 +61,7 @@ def on_rank(rank: int, folder: str) -> None:
         mine[:, : end - begin] = logits[:, begin:end]
         logprobs, ids = topk_of_shards(mine[:, : end - begin], K, begin, ranks)
         choice = argmax_of_shards(mine, begin, end - begin, ranks)
-        group.bytes = 0
+        out[f"{case} bytes"], group.bytes = [group.bytes], 0
         tree = build_tree(logprobs.view(2, 15, K), ids.view(2, 15, K), torch.tensor([1, 2]), 64)
         whole = ranks.whole(mine, VOCAB) if case == "plain" else None
         sampling = SimpleNamespace(
@@ -95,4 +95,7 @@ def test_ranks(tmp_path: Path) -> None:
             for name in ("logprobs", "tree", "parents", "path"):
                 assert torch.equal(got[name], found[0][case][name]), f"{case}: {name} differs between ranks"
     assert all(torch.equal(mine["plain"]["whole"], logits_of("plain")) for mine in found)
+    # What one rank sends for a request of 15 depths and 64 nodes, whatever the vocabulary: far below 64 kB.
+    assert all(mine["plain bytes"] == [ROWS * (8 * K + 8) + ROWS * 8] for mine in found)
+    assert 15 * (8 * K + 8) + 64 * 8 < 2048
     assert [mine["agree"] for mine in found] == [[7]] * COUNT

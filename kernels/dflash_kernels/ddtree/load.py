@@ -29,7 +29,7 @@ def replays_alone(model_runner: Any, runner: Any) -> bool:
         or runner.is_encoder_decoder
         or runner.use_ngram_embedding
         or runner.buffer_registry.has_slot("num_token_non_padded")
-        or runner.buffer_registry.has_slot("mrope_positions")
+        or model_runner.model_config.model_is_mrope
         or runner.buffer_registry.has_slot("mamba_track_indices")
         or model_runner.hisparse_coordinator is not None
         or model_runner.device_timer is not None

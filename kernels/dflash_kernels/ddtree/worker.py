@@ -163,7 +163,12 @@ class DDTreeWorker(DFlashWorkerV2):
             )
             graphs.time_widths(self.draft_model_runner.decode_cuda_graph_runner)
         if self._rank() == 0:
-            logger.info("DDTREE graphs captured in %.1f s.", time.monotonic() - began)
+            logger.info(
+                "DDTREE graphs captured in %.1f s; loading captured: drafter %s, target %s.",
+                time.monotonic() - began,
+                graphs.loads_draft,
+                graphs.loads_target,
+            )
             if graphs.policy is not None:
                 floor = {f"{w}x{bs}": round(1e3 * t, 2) for (w, bs), t in graphs.policy.floor.items()}
                 logger.info("DDTREE auto, ms a step at least, by nodes and requests: %s", floor)
