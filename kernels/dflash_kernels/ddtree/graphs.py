@@ -154,14 +154,12 @@ class StepGraphs:
         if not self._drafted or not sizes:
             return
         self._sizes = sizes
-        self._load_target = load_target
         if policy:
             self.policy = WidthPolicy(sorted(self.widths), self._sizes, {})
             self._monitor = AcceptanceMonitor(self.policy, self._logprobs.device)
         pool = torch.cuda.graph_pool_handle()
         with self._ranks.capturing() as stream:
-            for bs in sorted(sizes, reverse=True) if load_draft is not None else ():
-                self._front[bs] = _captured(lambda n=bs: load_draft(self._step.rows(n)), pool, stream)  # type: ignore[misc]
+            self._capture_loading(load_draft, load_target, pool, stream)
             for width in self.widths.values():
                 for bs in sorted(width.hidden, reverse=True):
                     width.plan[bs] = _captured(lambda w=width, n=bs: self._run_plan(w, n), pool, stream)  # type: ignore[misc]
@@ -170,6 +168,26 @@ class StepGraphs:
                         pool,
                         stream,
                     )
+
+    def _capture_loading(
+        self, load_draft: LoadDraft | None, load_target: LoadTarget | None, pool: Any, stream: torch.cuda.Stream | None
+    ) -> None:
+        """Keep the loaders that can be captured: what one does is the release's, and a plugin may have changed it."""
+        try:
+            if load_draft is not None:
+                front = {
+                    bs: _captured(lambda n=bs: load_draft(self._step.rows(n)), pool, stream)  # type: ignore[misc]
+                    for bs in sorted(self._sizes, reverse=True)
+                }
+                self._front = front
+            if load_target is not None:
+                step = self._step.rows(self._sizes[0])
+                for width in self.widths.values():
+                    tokens, positions = width.tree.token_ids[: step.cap], width.positions[: step.cap]
+                    _captured(lambda w=width, t=tokens, p=positions: load_target(w.runner, t, p, step), pool, stream)  # type: ignore[misc]
+                self._load_target = load_target
+        except (RuntimeError, AttributeError, TypeError) as error:
+            logger.warning("DDTREE leaves loading to SGLang, which is slower: it cannot be captured (%s).", error)
 
     def _run_plan(self, width: Width, bs: int) -> None:
         tree, prefix = _first(width.tree, bs), self._step.prefix[:bs]
