@@ -174,7 +174,7 @@ down() {
     pid=$(cat "$st/pid")
     n=$(pgrep -P "$pid" -x systemd-nspawn | head -1 || true)
     init=$(init_of "$st" || true)
-    [ -z "$init" ] || kill -s RTMIN+4 "$init" 2>/dev/null || true
+    [ -z "$init" ] || kill -s RTMIN+14 "$init" 2>/dev/null || true
     for _ in $(seq 60); do alive "$st" || break; sleep .25; done
     if alive "$st"; then kill -9 "$pid" ${n:+"$n"} 2>/dev/null || true; sleep .5; fi
   fi

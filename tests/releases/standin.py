@@ -9,18 +9,20 @@ health ladder in milliseconds, a patch set for it. Everything else is real: pip,
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import os
 import sys
 import zipfile
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from dflash_deploy.audit import stacks
 from dflash_deploy.audit.stacks import Stack
-from dflash_deploy.patching.anchors import First
-from dflash_deploy.patching.edits import InsertStatements
-from dflash_deploy.patching.patch import Patch, PatchSet
 from tests.hosts.standin import as_bytes, torch_libraries
+
+if TYPE_CHECKING:
+    from dflash_deploy.patching.patch import PatchSet
 
 VERSION = "0.0.1"
 SERVER = '''
@@ -163,14 +165,15 @@ def stack() -> Stack:
     )
 
 
-def install() -> None:
-    """Make stack and patch set known to this process."""
-    from dflash_patches import registry
-
-    from dflash_deploy.cli import patch
+@functools.cache
+def patch_set() -> PatchSet:
+    """The patch set of these wheels."""
+    from dflash_deploy.patching.anchors import First
+    from dflash_deploy.patching.edits import InsertStatements
+    from dflash_deploy.patching.patch import Patch, PatchSet
 
     word = os.environ.get("STANDIN_PATCH", "one")
-    hooks = PatchSet(
+    return PatchSet(
         "standin",
         package="sglang",
         versions=f"=={VERSION}",
@@ -179,9 +182,23 @@ def install() -> None:
             Patch("hook", "hook.py", "shows what is patched", InsertStatements("hook", f"return {word!r}", at=First())),
         ),
     )
+
+
+def install() -> None:
+    """Make stack and patch set known to this process; the parser is loaded when a command asks for the set."""
+    from dflash_deploy.cli import patch
+
     stacks.STACKS = (*stacks.STACKS, stack())
-    registry.all_sets = lambda: (hooks,)  # type: ignore[assignment]
-    digest = patch.inputs_digest
+    choose, digest = patch.choose_sets, patch.inputs_digest
+
+    def choose_sets(*args: Any, **more: Any) -> Any:
+        from dflash_patches import registry
+
+        registry.all_sets = lambda: (patch_set(),)  # type: ignore[assignment]
+        return choose(*args, **more)
+
+    word = os.environ.get("STANDIN_PATCH", "one")
+    patch.choose_sets = choose_sets
     patch.inputs_digest = lambda *args: digest(*args) + word
 
 

@@ -21,11 +21,21 @@ TOP = Path(__file__).resolve().parents[2]
 TOKEN, KEY = "hf_n0b0dyMayReadThis", "sk-n0rThatOne-77"
 ROOT, PORT = "/srv/d/secrets", 31772
 WATCH = """
-rm -f /run/seen /run/stop
-while [ ! -e /run/stop ]; do
-  for f in /proc/[0-9]*/cmdline; do tr '\\0' ' ' < $f >> /run/seen 2>/dev/null; echo >> /run/seen; done
-  sleep .1
-done
+import glob, os, time
+seen = set()
+for path in ("/run/seen", "/run/stop"):
+    if os.path.exists(path):
+        os.unlink(path)
+while not os.path.exists("/run/stop"):
+    for path in glob.glob("/proc/[0-9]*/cmdline"):
+        try:
+            with open(path, "rb") as file:
+                seen.add(file.read().replace(b"\\0", b" "))
+        except OSError:
+            continue
+    time.sleep(0.1)
+with open("/run/seen", "wb") as file:
+    file.write(b"\\n".join(seen))
 """
 
 
@@ -65,7 +75,7 @@ def test_secrets_and_a_second_up(box: TestHost, tmp_path: Path) -> None:
         thread = threading.Thread(target=local_argv, args=(stop, heard))
         thread.start()
         watcher = subprocess.Popen(
-            [Path(TOP, "tests/hosts/testhost.sh"), "exec", box.name, "sh", "-c", WATCH],
+            [Path(TOP, "tests/hosts/testhost.sh"), "exec", box.name, "python3", "-c", WATCH],
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         try:
