@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Protocol
 
 import pytest
@@ -24,6 +25,7 @@ class BootHost(Protocol):
         address: str = ...,
         user: str = ...,
         options: str = ...,
+        uv: Path | None = ...,
     ) -> container.TestHost: ...
 
 
@@ -72,6 +74,7 @@ def test_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BootHost]:
         address: str = "127.0.0.1",
         user: str = "tester",
         options: str = "",
+        uv: Path | None = None,
     ) -> container.TestHost:
         if name not in booted:
             tried.append(name)
@@ -84,6 +87,7 @@ def test_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BootHost]:
                     address=address,
                     user=user,
                     options=options,
+                    uv=uv,
                 )
             except container.CannotBoot as why:
                 pytest.skip(f"no test host: {why}")

@@ -105,6 +105,8 @@ def cpu_packages(transformers: str, openai: str) -> tuple[str, ...]:
         "pydantic==2.14.4",
         "prometheus_client==0.26.0",
         "pillow==13.0.0",
+        # torch imports it where a compiler is looked for; only pip's own venvs have one, and no later Python's.
+        "setuptools==81.0.0",
     )
 
 

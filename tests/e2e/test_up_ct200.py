@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import time
+import zipfile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +14,7 @@ import pytest
 from tests.conftest import BootHost
 from tests.e2e.conftest import dflash_deploy
 from tests.hosts.container import TestHost
+from tests.patches.wheels import wheel
 
 pytestmark = [pytest.mark.e2e, pytest.mark.host, pytest.mark.timeout(3600)]
 
@@ -20,9 +25,26 @@ def cli(machine: TestHost, command: str, *words: str, exit_code: int = 0) -> dic
     return dflash_deploy(command, machine.name, "--inventory", str(machine.hosts_toml), *words, exit_code=exit_code)
 
 
+def uv() -> Path | None:
+    """uv where its wheel can be had: a third of pip's time for 6 GB. This machine's own environment is pip's."""
+    try:
+        path = wheel("uv", "0.13.9")
+    except (subprocess.SubprocessError, IndexError):
+        return None
+    program = path.with_suffix("")
+    if not program.exists():
+        with zipfile.ZipFile(path) as archive:
+            (name,) = (name for name in archive.namelist() if name.endswith("/scripts/uv"))
+            fresh = program.with_suffix(f".{os.getpid()}")
+            fresh.write_bytes(archive.read(name))
+            fresh.chmod(0o755)
+            fresh.replace(program)
+    return program
+
+
 def test_up_reboot_down(test_host: BootHost) -> None:
     # A reboot of the container must find its unit again: its root file system is on disk.
-    machine = test_host("ct200", disk=True, options=f'root = "{ROOT}"\nstack = "cpu"\n')
+    machine = test_host("ct200", disk=True, options=f'root = "{ROOT}"\nstack = "cpu"\n', uv=uv())
     machine.exec("mkdir", "-p", ROOT)
     machine.exec("chown", machine.user, ROOT)
     assert cli(machine, "plan", exit_code=10)["changes"]

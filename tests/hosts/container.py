@@ -60,12 +60,14 @@ def boot(
     address: str = "127.0.0.1",
     user: str = "tester",
     options: str = "",
+    uv: Path | None = None,
 ) -> TestHost:
     """Boot a container; :func:`power_off` it afterwards, whatever happens.
 
     Args:
         folder: for keys, known_hosts and hosts.toml.
         options: more lines for the host's table in hosts.toml.
+        uv: an executable that the container finds in its PATH.
 
     Raises:
         CannotBoot: not root, or the tools or the base cannot be had.
@@ -80,6 +82,7 @@ def boot(
     command = [str(SCRIPT), "up", name, str(port), str(key.with_suffix(".pub"))]
     command += ["--disk"] if disk else []
     command += ["--netns", netns] if netns else []
+    command += ["--uv", str(uv)] if uv else []
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=BOOT_S)
     except subprocess.TimeoutExpired as error:

@@ -2,10 +2,11 @@
 # A real Linux host for tests: a Debian container with systemd as PID 1 and sshd, booted in seconds, fresh each time.
 #
 #   testhost.sh base                     make the base once (debootstrap, about a minute); nothing when it is there
-#   testhost.sh up NAME PORT PUBKEY [--disk] [--netns NS]
+#   testhost.sh up NAME PORT PUBKEY [--disk] [--netns NS] [--uv FILE]
 #                                        boot. The root is an overlay in memory over the base, or with --disk a copy of the base, which a
 #                                        reboot keeps. /srv lies on disk either way. sshd listens on 127.0.0.1:PORT, with --netns on all
-#                                        addresses of that network namespace. Prints key=value lines. Is up already: prints them again.
+#                                        addresses of that network namespace. With --uv that uv is in the guest's PATH and installs as pip
+#                                        would, hard links out of a cache of the guest's own on /srv. Prints key=value lines. Is up already: prints them again.
 #   testhost.sh status NAME              exit 0 and the same lines when it is up, 3 when it is not
 #   testhost.sh exec NAME ARGV...        run a command inside, as root, without ssh
 #   testhost.sh down NAME                power off and forget it; the base stays. Harmless when it is not there
@@ -60,11 +61,11 @@ make_base() {
   exec 9>&-
 }
 
-# The pip settings of this machine as an INI file for the guest; and, on fd 3, the folders that they name.
+# The pip settings of this machine as an INI file for the guest; on fd 3, the folders that they name; on fd 4, the same for uv.
 pip_settings() {
   command -v python3 >/dev/null || return 0
   python3 - <<'PY'
-import ast, os, re, subprocess, sys
+import ast, json, os, re, subprocess, sys
 from urllib.parse import unquote, urlsplit
 
 keep = {"index-url", "extra-index-url", "find-links", "no-index", "trusted-host", "cert", "constraint", "timeout", "default-timeout", "proxy", "pre", "prefer-binary"}
@@ -97,6 +98,12 @@ with os.fdopen(3, "w") as binds:
                 binds.write(f"{path}\n")
                 if real != path:
                     binds.write(f"{real}\n")
+with os.fdopen(4, "w") as uv:
+    # System certificates, and all indexes equal, as pip has it.
+    uv.write('native-tls = true\ncache-dir = "/srv/uv-cache"\n[pip]\nindex-strategy = "unsafe-best-match"\n')
+    for key in ("index-url", "extra-index-url", "find-links", "no-index"):
+        if key in values:
+            uv.write(f"{key} = {json.dumps(values[key] if key in many else values[key][0])}\n")
 print("[global]")
 for key, words in values.items():
     print(f"{key} =" + "".join(f"\n    {w}" for w in words) if key in many else f"{key} = {words[0]}")
@@ -111,13 +118,14 @@ init_of() { local n; n=$(pgrep -P "$(cat "$1/pid")" -x systemd-nspawn | head -1)
 describe() { cat "$1/about"; }
 
 up() {
-  [ $# -ge 3 ] || die "up NAME PORT PUBKEY [--disk] [--netns NS]"
-  local name=$1 port=$2 key=$3 ns='' disk='' st=$state/$1 u f
+  [ $# -ge 3 ] || die "up NAME PORT PUBKEY [--disk] [--netns NS] [--uv FILE]"
+  local name=$1 port=$2 key=$3 ns='' disk='' uv='' st=$state/$1 u f
   shift 3
   while [ $# -gt 0 ]; do
     case $1 in
       --netns) ns=${2:?--netns needs a name}; shift 2 ;;
       --disk) disk=1; shift ;;
+      --uv) uv=${2:?--uv needs a file}; shift 2 ;;
       *) die "unknown option $1" ;;
     esac
   done
@@ -140,8 +148,12 @@ up() {
   for u in root tester; do install -m 644 "$key" "$st/keys/$u"; done
 
   local binds=(--bind="$st/srv:/srv" --bind-ro="$st/ssh:/etc/testhost" --bind-ro="$st/keys:/etc/testhost-keys" --bind-ro="$st/sshd.d:/etc/ssh/sshd_config.d")
-  pip_settings 3>"$st/pip.binds" >"$st/pip.conf"
+  pip_settings 3>"$st/pip.binds" 4>"$st/uv.toml" >"$st/pip.conf"
   [ ! -s "$st/pip.conf" ] || binds+=(--bind-ro="$st/pip.conf:/etc/pip.conf")
+  if [ -n "$uv" ]; then
+    install -d -m 777 "$st/srv/uv-cache"
+    binds+=(--bind-ro="$uv:/usr/local/bin/uv" --bind-ro="$st/uv.toml:/etc/uv/uv.toml")
+  fi
   while IFS= read -r f; do [ ! -e "$f" ] || binds+=(--bind-ro="$f"); done < <(sort -u "$st/pip.binds")
   # This machine's certificate authorities, for indexes behind a proxy of one's own.
   for f in /etc/ssl/certs /usr/local/share/ca-certificates; do [ ! -d "$f" ] || binds+=(--bind-ro="$f"); done
