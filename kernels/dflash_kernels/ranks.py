@@ -29,10 +29,8 @@ class Ranks:
         """[...] of every rank as [ranks, ...], in rank order, on the device; captured graphs may hold it."""
         if self.count == 1:
             return mine.unsqueeze(0)
-        mine = mine.contiguous()
-        out = mine.new_empty((self.count * mine.shape[0], *mine.shape[1:]))
-        self.group.all_gather_into_tensor(out, mine)
-        return out.view(self.count, *mine.shape)
+        gathered: Tensor = self.group.all_gather(mine.contiguous(), dim=0)
+        return gathered.view(self.count, *mine.shape)
 
     def whole(self, logits: Tensor, vocab: int) -> Tensor:
         """This rank's columns of logits [rows, shard] to those of all, [rows, vocab]: for sampled batches alone."""
