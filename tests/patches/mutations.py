@@ -78,7 +78,8 @@ def reduced(source: str, patch: Patch, near: int = 40) -> str:
         drop += [n for n in around.body if isinstance(n, (_Def, fields)) and id(n) not in keep]  # type: ignore[attr-defined]
     place = located(source, patch)
     if isinstance(scope, ast.Module):
-        drop += [n for n in scope.body[1:] if isinstance(n, _Def) and n is not place.anchor]
+        at = place.anchor.lineno if place.anchor is not None else 0
+        drop += [n for n in scope.body[1:] if isinstance(n, _Def) and n.lineno != at]
     if isinstance(scope, ast.ClassDef) and place.anchor is not None:
         line = place.anchor.lineno
         drop += [n for n in scope.body if n is not scope.body[0] and abs(n.lineno - line) > near and _droppable(n)]
