@@ -115,8 +115,10 @@ class Server:
 
 
 @contextmanager
-def serve(venv: Path, log: Path, words: Sequence[str] = (), python_path: Path | None = None) -> Iterator[Server]:
-    """Serve with the Python of ``venv``; ``python_path`` goes before its own modules.
+def serve(
+    venv: Path, log: Path, words: Sequence[str] = (), python_path: Path | None = None, **environment: str
+) -> Iterator[Server]:
+    """Serve with the Python of ``venv``; ``python_path`` goes before its own modules. ``environment`` is added.
 
     Raises AssertionError with the end of the log when the server ends, or is not ready in time.
     """
@@ -134,6 +136,7 @@ def serve(venv: Path, log: Path, words: Sequence[str] = (), python_path: Path | 
         "OMP_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",
         **({"PYTHONPATH": str(python_path)} if python_path else {}),
+        **environment,
     }
     python = str(venv / "bin" / "python")
     argv = [python, "-c", BOUND, python, "-m", "sglang.launch_server", *ARGUMENTS, "--port", str(port), *words]

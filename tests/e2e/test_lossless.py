@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.server import DFLASH, PAIR, Answer, Server, ddtree, serve
+from tests.scope import costly
 from tests.tiny_pair.model import IM_END, IM_START, chat, encode
 
 torch = pytest.importorskip("torch")
@@ -333,3 +334,18 @@ def test_pages_chunks_window(cpu_venv: Path, folder: Path, replayed: Replay, fir
     assert differences(long, answers, None) == []
     assert differences(short, few, f"tree {MORE_NODES}") == []
     assert all(sum(answer.histogram[1:]) > 0 for answer in answers)
+
+
+@costly
+def test_two_ranks(cpu_venv: Path, folder: Path, first_wave: list[Case]) -> None:
+    """The vocabulary split between two processes: drafts and choices come from both, tokens and steps do not change."""
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("two ranks need a core each")
+    # Without a GPU the ranks meet through gloo; a CUDA build of torch would bring NCCL along, which needs one.
+    ranks = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1", "SGLANG_NCCL_SO_PATH": "none"}
+    words = [*ddtree(NODES), "--tp-size", "2"]
+    cases = first_wave[::3]
+    with serve(cpu_venv, folder / "ranks.log", words, **ranks) as server:
+        answers = server.generate_all([case.prompt for case in cases], LIMIT)
+        assert "TP1" in server.log.read_text(errors="replace")
+    assert differences(cases, answers, f"tree {NODES}") == []

@@ -26,6 +26,7 @@ def test_layout_of_a_step(device: str, width: int) -> None:
         assert step.draft_slots[row].tolist() == wanted[:block]
         assert step.block_positions[row].tolist() == list(range(start, start + block))
         assert step.block_ids[row].tolist() == [11 + row, 99, 99, 99]
+    assert step.req_pool.tolist() == [2, 0, 0, 0]
     assert step.prefix.tolist() == [5, 20, 0, 0] and step.roots.tolist() == [11, 12, 0, 0]
     assert not step.slots[2:].any() and not step.draft_slots[2:].any()
     assert step.rows(2).slots.data_ptr() == step.slots.data_ptr() and step.rows(2).cap == 2
