@@ -85,7 +85,7 @@ def on_rank(rank: int, folder: str) -> None:
 
 
 def test_ranks(tmp_path: Path) -> None:
-    mp.spawn(on_rank, (str(tmp_path),), nprocs=COUNT)
+    mp.start_processes(on_rank, (str(tmp_path),), nprocs=COUNT, start_method="fork")
     found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(COUNT)]
     for case in ("plain", "ties", "infinite"):
         logits = logits_of(case)
