@@ -22,6 +22,7 @@ from dflash_deploy.facts import Facts
 from dflash_deploy.facts.parse import version_tuple
 from dflash_deploy.host.base import Host
 from dflash_deploy.plan.constraints import constraints, torch_pins
+from dflash_deploy.plan.lock import lock_of
 from dflash_deploy.plan.provision import chosen_python, pins_digest
 from dflash_deploy.wheelhouse.check import check
 from dflash_deploy.wheelhouse.closure import lacking, requires
@@ -176,7 +177,8 @@ class _Tool:
 
     def locked(self) -> list[Wheel]:
         """The resolved wheels with their digests, from the lock file when it still answers the same question."""
-        question = json.dumps([pins_digest(self.stack), constraints(self.stack), repr(self.target)])
+        lock = lock_of(self.stack, self.target.python, self.target.arch)
+        question = json.dumps([pins_digest(self.stack), constraints(self.stack), repr(self.target), lock])
         key = hashlib.sha256(question.encode()).hexdigest()
         try:
             known = json.loads((self.out / LOCK).read_text("utf-8"))
@@ -190,6 +192,8 @@ class _Tool:
         return wheels
 
     def resolve(self) -> list[Wheel]:
+        if wheels := self._as_locked():
+            return wheels
         stack, torch = self.stack, torch_pins(self.stack)
         found: dict[str, Wheel] | None = None
         if torch and stack.device == "cpu" and stack.torch_variant:
@@ -209,6 +213,22 @@ class _Tool:
             found = self._report(list(stack.requirements)) or {}
         if stack.no_deps:
             found |= self._report(["--no-deps", *stack.no_deps]) or {}
+        return [found[name] for name in sorted(found)]
+
+    def _as_locked(self) -> list[Wheel]:
+        """The files that the stack's own lock names, so that a host without a network gets what one with a network
+        gets; none where there is no lock for the target, or the index has other files."""
+        text = lock_of(self.stack, self.target.python, self.target.arch)
+        pins = [line.split() for line in text.splitlines() if "--hash=" in line]
+        if not pins:
+            return []
+        self.say(f"looking up the {len(pins)} packages of the lock of {self.stack.name}")
+        found = self._report(["--no-deps", *(pin for pin, _ in pins)], optional=True) or {}
+        digests = {digest.rpartition(":")[2] for _, digest in pins}
+        other = sorted(wheel.file for wheel in found.values() if wheel.sha256 not in digests)
+        if other or len(found) != len(pins):
+            self.say(f"the index has other files than the lock ({', '.join(other[:3]) or 'some are absent'})")
+            return []
         return [found[name] for name in sorted(found)]
 
     def _report(self, words: Sequence[str], *, optional: bool = False) -> dict[str, Wheel] | None:

@@ -1,9 +1,12 @@
-"""``up`` on many hosts at once, and one after the other, with one that fails. Real sshds, the stand-in stack."""
+"""``up`` on many hosts at once, and one after the other, with one that fails: sshds on loopback, and containers with
+systemd. The stand-in stack.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,14 +18,18 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import BootHost
 from tests.hosts import standin
+from tests.hosts.container import power_off
 from tests.hosts.loopback import Sshd, free_port
+from tests.scope import EVERYTHING
 from tests.wheelhouse.conftest import Cli, built, cli
 
 __all__ = ["built", "cli"]
 
-HOSTS = int(os.environ.get("DFLASH_FLEET_HOSTS", "3"))
-"""16 takes two cores some minutes."""
+HOSTS = int(os.environ.get("DFLASH_FLEET_HOSTS") or (16 if EVERYTHING else 3))
+"""16 take two cores some minutes."""
+CONTAINERS = EVERYTHING or "DFLASH_FLEET_HOSTS" in os.environ
 
 pytestmark = [pytest.mark.wheels, pytest.mark.timeout(1800)]
 
@@ -35,10 +42,8 @@ class Fleet:
     inventory: Path
     moods: dict[str, Path]
     """Per host the file that tells its stand-in server how to behave."""
-    folder: Path
-
-    def root(self, name: str) -> Path:
-        return self.folder / name
+    roots: dict[str, Path]
+    """Per host the deployment's root, as this side reads it."""
 
 
 @pytest.fixture(scope="module")
@@ -70,29 +75,74 @@ def fleet(new_sshd: Callable[..., Sshd], built: Path, uv: Path, cli: Cli, tmp_pa
     inventory = tmp_path / "hosts.toml"
     inventory.write_text(text)
     try:
-        yield Fleet(names, inventory, moods, tmp_path)
+        yield Fleet(names, inventory, moods, {name: tmp_path / name for name in names})
     finally:
         for name in names:
             cli.run("down", name, "--inventory", str(inventory), "--break-lock")
+
+
+@pytest.fixture
+def containers(test_host: BootHost, built: Path, uv: Path, tmp_path: Path) -> Iterator[Fleet]:
+    """Containers with systemd: a service there is a unit of the system's."""
+    names = [f"fleet{index:02}" for index in range(HOSTS)]
+    moods, roots = {}, {}
+    text = f'[defaults]\nstack = "standin"\nalgorithm = "NONE"\nwheelhouse = "{built}"\n'
+    text += f"[groups]\nfarm = {json.dumps(names)}\n"
+    try:
+        for name in names:
+            options = f'root = "/srv/d"\nport = {free_port()}\nenv = {{ STANDIN_MOOD = "/srv/mood" }}\n'
+            machine = test_host(name, options=options)
+            srv = machine.state / "srv"
+            moods[name], roots[name] = srv / "mood", srv / "d"
+            shutil.copy(uv / "uv", srv / "uv")
+            script = f"install -d -o {machine.user} /srv/d && ln -s /srv/uv /usr/local/bin/uv"
+            assert machine.exec("sh", "-c", script).returncode == 0
+            text += machine.hosts_toml.read_text()
+        inventory = tmp_path / "hosts.toml"
+        inventory.write_text(text)
+        yield Fleet(names, inventory, moods, roots)
+    finally:
+        for name in names:
+            power_off(name)
+
+
+@pytest.fixture(
+    params=[
+        "sshd",
+        pytest.param(
+            "container",
+            marks=[
+                pytest.mark.host,
+                pytest.mark.skipif(not CONTAINERS, reason="costly: DFLASH_FLEET_HOSTS=N boots so many containers"),
+            ],
+        ),
+    ]
+)
+def farm(request: pytest.FixtureRequest) -> Fleet:
+    found = request.getfixturevalue("fleet" if request.param == "sshd" else "containers")
+    assert isinstance(found, Fleet)
+    return found
 
 
 def rows(answer: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {row["host"]: row for row in answer["hosts"]}
 
 
-def test_many_at_once_one_fails_then_the_same_command_completes(cli: Cli, fleet: Fleet) -> None:
+def test_many_at_once_one_fails_then_the_same_command_completes(cli: Cli, farm: Fleet) -> None:
+    fleet = farm
     words = ("up", "farm", "--inventory", str(fleet.inventory))
     victim = fleet.names[len(fleet.names) // 2]
     fleet.moods[victim].write_text("die")
     began = time.monotonic()
     answer = cli.json(*words, "--parallel", str(HOSTS), exit_code=9, timeout_s=1500)
-    print(f"{HOSTS} hosts at once took {time.monotonic() - began:.0f} s")
+    taken = time.monotonic() - began
     found = rows(answer)
+    print(f"{HOSTS} hosts at once: {answer['done']} done, {HOSTS - answer['done']} failed, exit 9, {taken:.0f} s")
     assert list(found) == fleet.names and answer["done"] == HOSTS - 1
     assert [name for name, row in found.items() if row["status"] == "failed"] == [victim]
     assert found[victim]["exit_code"] == 9 and found[victim]["error"]["evidence"]
     assert all(row["status"] == "changed" and row["answer"]["health"] for n, row in found.items() if n != victim)
-    assert not list(fleet.root(fleet.names[0]).rglob("site-packages/pip")), "uv made the environment, not pip"
+    assert not list(fleet.roots[fleet.names[0]].rglob("site-packages/pip")), "uv made the environment, not pip"
 
     fleet.moods[victim].unlink()
     again = rows(cli.json(*words, timeout_s=1500))

@@ -36,7 +36,7 @@ STACK = stacks.Stack(
 )
 
 SERVER = """
-import http.server, json, os, signal, sys, time
+import http.server, json, os, signal, socket, sys, time
 from pathlib import Path
 
 argv = sys.argv[1:]
@@ -108,6 +108,26 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 class Server(http.server.ThreadingHTTPServer):
     daemon_threads = True
+
+# Several hosts serve together: they meet at the first one's address before any of them is ready.
+NODES, RANK, MEETING = int(option("--nnodes", "1")), int(option("--node-rank", "0")), option("--dist-init-addr")
+if NODES > 1:
+    address, _, port = MEETING.rpartition(":")
+    if RANK == 0:
+        with socket.create_server((address, int(port))) as door:
+            came = [door.accept() for _ in range(NODES - 1)]
+        ranks = sorted(int(peer.recv(16)) for peer, _ in came)
+        print("ranks that came:", ranks, "from", sorted(where[0] for _, where in came), flush=True)
+        assert ranks == list(range(1, NODES)), ranks
+    else:
+        while True:
+            try:
+                first = socket.create_connection((address, int(port)))
+                break
+            except OSError:
+                time.sleep(0.1)
+        first.sendall(str(RANK).encode())
+        print("met the first at", MEETING, flush=True)
 
 print("The server is fired up and ready to roll!", flush=True)
 Server((option("--host", "127.0.0.1"), PORT), Handler).serve_forever()
