@@ -45,7 +45,7 @@ class Ran:
         if self.exit_code not in (0, 10):
             return (self.tail or ("no answer",))[-1]
         steps = self.answer.get("steps") or [{}]
-        return str(self.answer.get("url") or steps[-1].get("detail") or "")
+        return str(self.answer.get("url") or steps[-1].get("detail") or self.answer.get("release") or "")
 
 
 class Failed(DflashError):

@@ -10,12 +10,14 @@ import typer
 
 from dflash_deploy.cli.common import HostArgument, JsonOption, emit_json
 from dflash_deploy.cli.options import BreakLock, Place, spread
+from dflash_deploy.cli.several import several
 
 
 def register(app: typer.Typer) -> None:
     """Add this group's commands to ``app``."""
-    for command in (down, status, logs):
-        app.command()(spread(command))
+    for command in (down, status):
+        app.command()(spread(several(command)))
+    app.command()(spread(logs))
 
 
 def down(

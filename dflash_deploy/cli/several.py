@@ -35,6 +35,8 @@ Rolling = Annotated[
     bool, typer.Option("--rolling", help="Several hosts: one after the other, each healthy before the next; stop at the first failure.")  # noqa: E501
 ]  # fmt: skip
 
+Part = Annotated[bool, typer.Option("--part", hidden=True, help="The other hosts of a run over several: their own.")]
+
 
 def several(command: Callable[..., None], *, rolling: bool = False) -> Callable[..., None]:
     """The command for one host or several.
@@ -53,11 +55,12 @@ def several(command: Callable[..., None], *, rolling: bool = False) -> Callable[
     extra = [inspect.Parameter("parallel", keyword, default=16, annotation=Parallel)]
     if rolling:
         extra.append(inspect.Parameter("rolling", keyword, default=False, annotation=Rolling))
+        extra.append(inspect.Parameter("part", keyword, default=False, annotation=Part))
 
     @functools.wraps(command)
     def called(**given: Any) -> None:
         hosts, parallel = given.pop("hosts"), given.pop("parallel")
-        one_by_one = given.pop("rolling", False)
+        one_by_one, part = given.pop("rolling", False), given.pop("part", False)
         inventory = next((value.inventory for value in given.values() if isinstance(value, Place)), None)
         names = hosts
         if hosts != ["local"]:
@@ -65,7 +68,7 @@ def several(command: Callable[..., None], *, rolling: bool = False) -> Callable[
 
             targets = resolve_all(hosts, inventory=inventory)
             names = [target.name for target in targets]
-            if rolling:
+            if rolling and not part:
                 together(targets, 1 if one_by_one else parallel)
         if len(names) == 1:
             command(host=names[0], **given)
@@ -74,6 +77,7 @@ def several(command: Callable[..., None], *, rolling: bool = False) -> Callable[
         from dflash_deploy.cli.running import run_all
 
         options = [word for name, value in given.items() for word in words_of(name, hints[name], value)]
+        options += ["--part"] if rolling else []
         run_all(str(command.__name__), names, options, parallel=1 if one_by_one else parallel, stop=one_by_one,
                 as_json=as_json)  # fmt: skip
 
