@@ -6,8 +6,11 @@ nothing. Made by ``python -m dflash_deploy.plan.lock STACK REPORT``, from the re
 
 from __future__ import annotations
 
-import json
+import subprocess
 import sys
+import tempfile
+import tomllib
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -31,15 +34,59 @@ def lock_of(stack: Stack, python: tuple[int, int], arch: str) -> str:
     return text if text.startswith(f"{HEAD}{stack.pins}\n") else ""
 
 
-def lock_text(stack: Stack, report: dict[str, Any]) -> str:
-    """A lock from pip's installation report."""
-    lines = []
-    for item in report["install"]:
-        about, found = item["metadata"], item["download_info"]["archive_info"]
-        digest = (found.get("hashes") or {}).get("sha256") or str(found["hash"]).partition("=")[2]
-        lines.append(f"{about['name']}=={about['version']} --hash=sha256:{digest}\n")
-    return f"{HEAD}{stack.pins}\n" + "".join(sorted(lines, key=str.lower))
+def lock_text(stack: Stack, python: tuple[int, int], pylocks: Sequence[Mapping[str, Any]]) -> str:
+    """A lock from what uv resolved, as ``pylock.toml`` says it: one wheel a package.
+
+    Raises:
+        ValueError: a package without a wheel for these hosts, by name.
+    """
+    from dflash_deploy.wheelhouse.house import Wheel, WheelTarget
+
+    target = WheelTarget(python, "x86_64", stack.min_glibc)
+    lines = {}
+    for package in (each for found in pylocks for each in found["packages"]):
+        wheels = package.get("wheels", ())
+        named = [Wheel(str(w["url"]).rpartition("/")[2].replace("%2B", "+"), w["hashes"]["sha256"]) for w in wheels]
+        fitting = [wheel.sha256 for wheel in named if wheel.fits(target)]
+        if not fitting:
+            raise ValueError(f"{package['name']} {package['version']}: no wheel for {target}")
+        digests = "".join(f" --hash=sha256:{digest}" for digest in sorted(fitting))
+        lines[package["name"]] = f"{package['name']}=={package['version']}{digests}\n"
+    return f"{HEAD}{stack.pins}\n" + "".join(sorted(lines.values(), key=str.lower))
+
+
+def resolve(stack: Stack, python: tuple[int, int], uv: str) -> list[dict[str, Any]]:
+    """Let uv resolve a stack for a Python, from the index that it is set up for: what its dependencies bring, and what
+    is installed without them."""
+    from dflash_deploy.plan.constraints import constraints
+
+    glibc = f"x86_64-manylinux_{stack.min_glibc[0]}_{stack.min_glibc[1]}"
+    command = [
+        uv,
+        "pip",
+        "compile",
+        "--quiet",
+        "--only-binary",
+        ":all:",
+        "--generate-hashes",
+        "--format",
+        "pylock.toml",
+    ]
+    command += ["--python-version", f"{python[0]}.{python[1]}", "--python-platform", glibc]
+    found = []
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        for name, pins, more in (("all", stack.requirements, ()), ("bare", stack.no_deps, ("--no-deps",))):
+            if not pins:
+                continue
+            wanted, limits, out = folder / f"{name}.in", folder / "limits", folder / f"pylock.{name}.toml"
+            wanted.write_text("\n".join(pins))
+            limits.write_text("\n".join(constraints(stack)))
+            subprocess.run([*command, *more, "-c", limits, "-o", out, wanted], check=True, stdout=subprocess.DEVNULL)
+            found.append(tomllib.loads(out.read_text("utf-8")))
+    return found
 
 
 if __name__ == "__main__":
-    sys.stdout.write(lock_text(get_stack(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text("utf-8"))))
+    chosen, minor = get_stack(sys.argv[1]), (3, int(sys.argv[2].partition(".")[2]))
+    sys.stdout.write(lock_text(chosen, minor, resolve(chosen, minor, "uv")))

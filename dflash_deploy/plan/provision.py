@@ -228,21 +228,37 @@ def venv_command(
     settings: Settings, facts: Facts, low: tuple[int, int], high: tuple[int, int], *, offline: bool
 ) -> tuple[tuple[str, ...], dict[str, str]]:
     """The command that makes the venv from a Python between the two, and its variables; empty when there is none."""
+    stack = settings.stack
     fitting = [python for python in facts.pythons if low <= python.version[:2] <= high]
     if facts.uv and (fitting or not offline):
-        version = fitting[0].path if fitting else f"{high[0]}.{high[1]}"
+        # The first is the system's own.
+        first = next(iter(sorted(fitting, key=lambda python: not has_lock(stack, facts, python.version[:2]))), None)
+        minors = [(3, minor) for minor in range(high[1], low[1] - 1, -1)]
+        newest = next((each for each in minors if has_lock(stack, facts, each)), high)
+        version = first.path if first is not None else f"{newest[0]}.{newest[1]}"
         return (facts.uv, "venv", "--python", version, settings.venv), {}
-    best = chosen_python(facts, low, high)
+    best = chosen_python(facts, low, high, stack)
     return ((best.path, "-m", "venv", settings.venv), {}) if best is not None else ((), {})
 
 
-def chosen_python(facts: Facts, low: tuple[int, int], high: tuple[int, int]) -> PythonInterpreter | None:
+def has_lock(stack: Stack, facts: Facts, python: tuple[int, int]) -> bool:
+    """Every package of the stack is known to be a wheel for this Python: of others, some may have to be compiled."""
+    from dflash_deploy.plan.lock import lock_of
+
+    return bool(lock_of(stack, python, facts.arch))
+
+
+def chosen_python(facts: Facts, low: tuple[int, int], high: tuple[int, int], stack: Stack) -> PythonInterpreter | None:
     """The host's interpreter that a venv is made from; None when none of those versions can make one."""
     # The system's own outlives anybody's home folder; of several the newest.
     usable = [python for python in facts.pythons if low <= python.version[:2] <= high and python.has_venv]
     return max(
         usable,
-        key=lambda python: (python.path.startswith(("/usr/bin/", "/usr/local/bin/")), python.version),
+        key=lambda python: (
+            has_lock(stack, facts, python.version[:2]),
+            python.path.startswith(("/usr/bin/", "/usr/local/bin/")),
+            python.version,
+        ),
         default=None,
     )
 
@@ -252,7 +268,9 @@ def _version(facts: Facts, command: Sequence[str]) -> tuple[int, int]:
     for python in facts.pythons:
         if python.path in command:
             return (python.version[0], python.version[1])
-    return (0, 0)
+    # One that uv brings is named by its version.
+    named = next((word for word in command if re.fullmatch(r"3\.\d+", word)), "0.0").split(".")
+    return (int(named[0]), int(named[1]))
 
 
 def _install(settings: Settings, facts: Facts, python: tuple[int, int]) -> list[Step]:
@@ -268,7 +286,7 @@ def _install(settings: Settings, facts: Facts, python: tuple[int, int]) -> list[
             WriteFile(path, text.encode(), title="write the stack's lock"),
             Run(
                 alone(settings, _installer(settings, facts, words)),
-                title=f"install {text.count('--hash=')} packages of {stack.name}, hashes required",
+                title=f"install {text.count('==')} packages of {stack.name}, hashes required",
                 timeout_s=INSTALL_TIMEOUT_S,
             ),
         ]

@@ -138,7 +138,7 @@ def target_for(stack: Stack, facts: Facts, python: str = "") -> WheelTarget:
             raise UsageError(f"{stack.name} runs on Python {dotted(low)} to {dotted(high)}, not {python!r}")
         chosen = (found[0], found[1])
     elif facts.pythons:
-        there = chosen_python(facts, low, high)
+        there = chosen_python(facts, low, high, stack)
         if there is None:
             raise Incompatible(
                 f"{facts.host} has no Python {dotted(low)} to {dotted(high)} with its venv module",
@@ -223,8 +223,8 @@ class _Tool:
         if not pins:
             return []
         self.say(f"looking up the {len(pins)} packages of the lock of {self.stack.name}")
-        found = self._report(["--no-deps", *(pin for pin, _ in pins)], optional=True) or {}
-        digests = {digest.rpartition(":")[2] for _, digest in pins}
+        found = self._report(["--no-deps", *(words[0] for words in pins)], optional=True) or {}
+        digests = {digest.rpartition(":")[2] for words in pins for digest in words[1:]}
         other = sorted(wheel.file for wheel in found.values() if wheel.sha256 not in digests)
         if other or len(found) != len(pins):
             self.say(f"the index has other files than the lock ({', '.join(other[:3]) or 'some are absent'})")

@@ -81,8 +81,28 @@ def test_a_broken_venv_of_ours_is_made_anew_a_foreign_folder_is_not(facts: Facts
 
 
 def test_uv_is_used_where_it_is(facts: Facts, settings: Settings) -> None:
-    text = commands(plan_provision(settings, replace(facts, uv="/usr/bin/uv", pythons=()), VenvState()).steps)
+    text = commands(
+        plan_provision(replace(settings, lock=False), replace(facts, uv="/usr/bin/uv", pythons=()), VenvState()).steps
+    )
     assert "/usr/bin/uv venv --python 3.13" in text and "--torch-backend=cpu" in text and "-m pip" not in text
+
+
+def test_a_python_that_there_is_a_lock_for_comes_first(facts: Facts, settings: Settings) -> None:
+    """On a newer one, some package of a GPU stack has no wheel and would have to be compiled."""
+    stack = get_stack("sglang-0.5.16-cu130")
+    settings = replace(settings, stack=stack)
+    pythons = (
+        PythonInterpreter("/usr/bin/python3.13", (3, 13, 1), True),
+        PythonInterpreter("/opt/python/bin/python3.12", (3, 12, 4), True),
+    )
+    for uv, python in ((None, "/opt/python/bin/python3.12 -m venv"), ("/usr/bin/uv", "--python /opt/python")):
+        text = commands(plan_provision(settings, replace(facts, uv=uv, pythons=pythons), VenvState()).steps)
+        assert python in text and "--require-hashes" in text
+    text = commands(plan_provision(settings, replace(facts, uv="/usr/bin/uv", pythons=()), VenvState()).steps)
+    assert "--python 3.12" in text and "--require-hashes" in text
+    # Without any, the newest.
+    text = commands(plan_provision(settings, replace(facts, pythons=pythons[:1]), VenvState()).steps)
+    assert "/usr/bin/python3.13 -m venv" in text and "--require-hashes" not in text
 
 
 def test_all_obstacles_come_out_together(facts: Facts, settings: Settings) -> None:
