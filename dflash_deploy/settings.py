@@ -35,10 +35,12 @@ class Algorithm(StrEnum):
 
 DEFAULT_PORT = 30000
 DEFAULT_BUDGET = 16
+"""Nodes of the draft tree, the root not counted."""
 AUTO = "auto"
 AUTO_RELEASES = ("0.5.16",)
 """Releases whose server was seen to choose the width itself."""
-"""Nodes of the draft tree, the root not counted."""
+RANKS_RELEASES = ("0.5.16",)
+"""Releases that draft and verify a tree on several ranks."""
 
 SECRET_ARGS = {"SGLANG_API_KEY": "api-key", "SGLANG_ADMIN_API_KEY": "admin-api-key"}
 """Variables of ``env`` and ``env_file`` that become arguments of the server, and on no command line."""
@@ -301,8 +303,9 @@ def effective(
         problems.append(f"node_rank {rank!r} of nnodes {nnodes!r}: from 0 to one less")
     elif nnodes > 1 and not re.fullmatch(r"(\[[0-9A-Fa-f:]+\]|[^\s:/]+):\d{1,5}", meeting):
         problems.append(f"dist_init_addr {meeting!r}: address:port of the first host, as the others reach it")
-    elif nnodes > 1 and algorithm == Algorithm.DDTREE:
-        problems.append("DDTREE runs on one host: several serve with --algorithm DFLASH or NONE")
+    elif nnodes > 1 and algorithm == Algorithm.DDTREE and stack.sglang not in RANKS_RELEASES:
+        releases = ", ".join(RANKS_RELEASES)
+        problems.append(f"DDTREE runs on one host (SGLang {releases}: on several): --algorithm DFLASH or NONE")
     if serving and model is None and not tiny:
         problems.append("no model: this host has a GPU, so name one with --model (and --draft-model)")
     if algorithm not in set(Algorithm):

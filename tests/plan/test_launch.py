@@ -167,6 +167,7 @@ def test_hosts_that_serve_together_are_told_so(facts: Facts) -> None:
     assert "--nnodes 2 --node-rank 1 --dist-init-addr 10.0.0.7:20000" in words
     assert Settings.of_record("h", settings.as_dict()).server_argv() == settings.server_argv()
     assert "--nnodes" not in effective("h", facts, options={"model": "/m", "algorithm": "NONE"}).server_argv()
-    for wrong in ({"node_rank": 2}, {"dist_init_addr": "nowhere"}, {"algorithm": "DDTREE"}):
+    elsewhere = {"algorithm": "DDTREE", "stack": "sglang-0.5.23-cpu"}
+    for wrong in ({"node_rank": 2}, {"dist_init_addr": "nowhere"}, elsewhere):
         with pytest.raises(UsageError):
             effective("h", facts, options={**options, **wrong}, entry=meeting)
