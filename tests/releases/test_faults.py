@@ -53,7 +53,8 @@ def test_faults(box: TestHost) -> None:
     places = len({row["at"] for row in rows if row["struck"]})
     print(
         f"{len(rows)} faults injected ({hit} struck while up ran, at {places} different steps), "
-        f"{len(rows) - len(failed)} left the old or the new release serving and the same command completed; {dict(kinds)}; {time.monotonic() - began:.0f} s"
+        f"{len(rows) - len(failed)} left the old or the new release serving and the same command completed; "
+        f"{dict(kinds)}; {time.monotonic() - began:.0f} s"
     )
     assert runner.returncode == 0, said[-4000:]
     assert not failed, json.dumps(failed[:3], indent=1)
