@@ -203,6 +203,25 @@ class Log:
         self.write(("[serve %s] %s\n" % (time.strftime("%Y-%m-%d %H:%M:%S"), text)).encode())
 
 
+def memory_kills():
+    """(this process's control group of memory, how many of its processes the kernel killed for memory)"""
+    group, folders, file = "", ("/sys/fs/cgroup",), "memory.events"
+    try:
+        with open("/proc/self/cgroup") as rows:
+            for row in rows:
+                _, names, path = row.rstrip("\n").split(":", 2)
+                if "memory" in names.split(","):  # version 1
+                    group, folders, file = path, ("/sys/fs/cgroup", "memory"), "memory.oom_control"
+                    break
+                if not names:
+                    group = path
+        with open(os.path.join(*folders, group.lstrip("/"), file)) as counts:
+            found = dict(line.split() for line in counts)
+        return group, int(found.get("oom_kill", 0))
+    except (OSError, ValueError):
+        return group, 0
+
+
 def prctl(option, value):
     ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
@@ -259,6 +278,7 @@ class Runner:
                 os._exit(1)
 
         self.log.say("start: %s" % " ".join(self.options.command))
+        killed = dict([memory_kills()])
         try:
             self.child = subprocess.Popen(
                 self.options.command,
@@ -278,6 +298,11 @@ class Runner:
         self.log.take(b"", last=True)
         code = self.child.wait()
         self.log.say("ended with %d%s" % (code, " as asked" if self.stopping else ""))
+        group, kills = memory_kills()
+        if code == -9 and not self.stopping and kills > killed.get(group, 0):
+            self.log.say(
+                "memory cgroup out of memory: %d processes killed in %s" % (kills - killed.get(group, 0), group)
+            )
         if not end(lambda: family(parent), 5 if not self.stopping else self.options.grace):
             self.log.say("processes are left: %s" % sorted(family(parent)))
         self.reap()
