@@ -211,19 +211,6 @@ def _wronged_while_it_runs(service: Service, tmp_path: Path, on_tmpfs: bool) -> 
         assert cause["id"] == "disk-full"
         filler.unlink()
 
-    # Other weights of the same shapes under the same name: every rung below is green, only the answers are wrong.
-    noise = broken.garbage(TARGET, tmp_path / "garbage") / broken.WEIGHTS
-    noise.replace(tmp_path / "target" / broken.WEIGHTS)
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{service.port}/update_weights_from_disk",
-        json.dumps({"model_path": str(tmp_path / "target"), "load_format": "auto"}).encode(),
-        {"Content-Type": "application/json"},
-    )
-    with urllib.request.urlopen(request, timeout=300) as reply:
-        assert json.loads(reply.read())["success"]
-    found = service.health("completion")
-    assert found["diagnosis"] == "wrong-answers" and is_ready(f"http://127.0.0.1:{service.port}", timeout_s=30)
-
     # As after "pip install --force-reinstall": the server runs on, what it was started from is gone.
     assert broken.reinstalled(service.venv, wheel("sglang", "0.5.16"))
     found = service.health("patches")
@@ -248,9 +235,24 @@ def _killed(service: Service, name: str) -> None:
 
 
 @costly
-def test_a_killed_detokenizer(service: Service) -> None:
-    service.launch(TARGET, DRAFTER, "--algorithm", "NONE")
+def test_garbage_weights_and_a_killed_detokenizer(service: Service, tmp_path: Path) -> None:
+    """Without speculation: 0.5.16's scheduler ends when a DFLASH server is told to load other weights."""
+    shutil.copytree(TARGET, tmp_path / "target")
+    service.launch(tmp_path / "target", DRAFTER, "--algorithm", "NONE")
     service.run("health", "--wait", "--level", "ready")
+
+    # Other weights of the same shapes under the same name: every rung below is green, only the answers are wrong.
+    noise = broken.garbage(TARGET, tmp_path / "garbage") / broken.WEIGHTS
+    noise.replace(tmp_path / "target" / broken.WEIGHTS)
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{service.port}/update_weights_from_disk",
+        json.dumps({"model_path": str(tmp_path / "target"), "load_format": "auto"}).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=300) as reply:
+        assert json.loads(reply.read())["success"]
+    found = service.health("completion")
+    assert found["diagnosis"] == "wrong-answers" and is_ready(f"http://127.0.0.1:{service.port}", timeout_s=30)
     _killed(service, "sglang::detokenizer")
 
 
