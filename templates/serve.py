@@ -203,6 +203,36 @@ class Log:
         self.write(("[serve %s] %s\n" % (time.strftime("%Y-%m-%d %H:%M:%S"), text)).encode())
 
 
+def meeting(command):
+    """Variables by which a server of several hosts is reached by the others: on many hosts their own name stands for the
+    loopback, and with it what SGLang and gloo take for their address. Empty for a server of one host."""
+    import fcntl
+    import socket
+    import struct
+
+    value = dict(zip(command, command[1:]))
+    if value.get("--nnodes", "1") == "1" or "--dist-init-addr" not in value:
+        return {}
+    address, _, port = value["--dist-init-addr"].rpartition(":")
+    try:
+        family, kind, _, _, first = socket.getaddrinfo(address.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as toward:
+            # Nothing is sent: the kernel says which address of ours leads there.
+            toward.connect(first)
+            found = {"SGLANG_HOST_IP": toward.getsockname()[0]}
+            for _, name in socket.if_nameindex() if family == socket.AF_INET else ():
+                try:
+                    SIOCGIFADDR = 0x8915
+                    answer = fcntl.ioctl(toward.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                except OSError:
+                    continue
+                if socket.inet_ntoa(answer[20:24]) == found["SGLANG_HOST_IP"]:
+                    found["GLOO_SOCKET_IFNAME"] = name
+    except (OSError, ValueError):
+        return {}
+    return found
+
+
 def memory_kills():
     """(this process's control group of memory, how many of its processes the kernel killed for memory)"""
     group, folders, file = "", ("/sys/fs/cgroup",), "memory.events"
@@ -286,6 +316,8 @@ class Runner:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 cwd=self.options.cwd,
+                # What the user sets wins.
+                env=dict(meeting(self.options.command), **os.environ),
                 preexec_fn=tie,
             )
         except OSError as error:

@@ -64,6 +64,7 @@ def test_two_hosts_serve_together(cli: Cli, pair: list[TestHost], built: Path, t
     assert f"ranks that came: [1] from ['{second.address}']" in logs[0]
     assert f"met the first at {first.address}:{MEETING_PORT}" in logs[1]
     for rank, machine in enumerate(pair):
+        assert f"reached at {machine.address} on host0" in logs[rank]
         script = "tr '\\0' ' ' < /proc/$(pgrep -f '[s]glang.launch_server' | tail -1)/cmdline"
         serving = machine.exec("sh", "-c", script)
         shape = f"--nnodes 2 --node-rank {rank} --dist-init-addr {first.address}:{MEETING_PORT} --tp-size 2"

@@ -113,6 +113,7 @@ class Server(http.server.ThreadingHTTPServer):
 NODES, RANK, MEETING = int(option("--nnodes", "1")), int(option("--node-rank", "0")), option("--dist-init-addr")
 if NODES > 1:
     address, _, port = MEETING.rpartition(":")
+    print("reached at", os.environ.get("SGLANG_HOST_IP"), "on", os.environ.get("GLOO_SOCKET_IFNAME"), flush=True)
     if RANK == 0:
         with socket.create_server((address, int(port))) as door:
             came = [door.accept() for _ in range(NODES - 1)]

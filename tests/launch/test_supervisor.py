@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
+from dflash_deploy.assets import templates_dir
 from tests.launch.conftest import Service
 
 
@@ -168,3 +170,15 @@ def test_logs_are_kept_and_bounded(service: Service) -> None:
     assert service.host.run(command, timeout_s=60).ok
     kept = [Path(service.settings.log_file + suffix) for suffix in ("", ".1", ".2")]
     assert all(path.stat().st_size < 1.2 * 2**20 for path in kept)
+
+
+def test_ranks_are_told_the_address_that_leads_to_the_first() -> None:
+    spec = importlib.util.spec_from_file_location("serve", templates_dir() / "serve.py")
+    assert spec is not None and spec.loader is not None
+    serve = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(serve)
+    words = ["python", "-m", "sglang.launch_server", "--nnodes", "2", "--node-rank", "1", "--dist-init-addr"]
+    assert serve.meeting([*words, "127.0.0.1:20000"]) == {"SGLANG_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
+    for elsewhere in ("no-such-host.invalid:20000", "127.0.0.1:x", "127.0.0.1"):
+        assert serve.meeting([*words, elsewhere]) == {}
+    assert serve.meeting(["python", "-m", "sglang.launch_server", "--nnodes", "1"]) == {}

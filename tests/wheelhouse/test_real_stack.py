@@ -78,8 +78,12 @@ def test_two_hosts_serve_one_model(test_host: BootHost, house: Path, tmp_path: P
             inventory = tmp_path / "hosts.toml"
             text = f'[defaults]\nroot = "/srv/d"\nstack = "cpu"\nwheelhouse = "{house}"\n'
             text += '[clusters.big]\nhosts = ["rank0", "rank1"]\nserver_args = ["--tp-size", "2"]\n'
+            # A core each; and no NCCL, which the default build of torch brings and which needs a GPU.
+            text += 'env = { SGLANG_CPU_OMP_THREADS_BIND = "0|1", SGLANG_NCCL_SO_PATH = "none" }\n'
             for machine in machines:
-                machine.exec("install", "-d", "-o", machine.user, "/srv/d")
+                # As Debian's installer leaves it: a host's own name is its loopback.
+                script = f"install -d -o {machine.user} /srv/d && echo 127.0.1.1 {machine.name} >> /etc/hosts"
+                assert machine.exec("sh", "-c", script).returncode == 0
                 text += machine.hosts_toml.read_text()
             inventory.write_text(text)
             words = ("up", "big", "--inventory", str(inventory))
