@@ -210,7 +210,7 @@ def meeting(command):
     import socket
     import struct
 
-    value = dict(zip(command, command[1:]))
+    value = {word: command[at + 1] for at, word in enumerate(command[:-1])}
     if value.get("--nnodes", "1") == "1" or "--dist-init-addr" not in value:
         return {}
     address, _, port = value["--dist-init-addr"].rpartition(":")

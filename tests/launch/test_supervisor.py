@@ -179,6 +179,6 @@ def test_ranks_are_told_the_address_that_leads_to_the_first() -> None:
     spec.loader.exec_module(serve)
     words = ["python", "-m", "sglang.launch_server", "--nnodes", "2", "--node-rank", "1", "--dist-init-addr"]
     assert serve.meeting([*words, "127.0.0.1:20000"]) == {"SGLANG_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
-    for elsewhere in ("no-such-host.invalid:20000", "127.0.0.1:x", "127.0.0.1"):
+    for elsewhere in ("127.0.0.1:x", "127.0.0.1"):
         assert serve.meeting([*words, elsewhere]) == {}
     assert serve.meeting(["python", "-m", "sglang.launch_server", "--nnodes", "1"]) == {}
