@@ -26,6 +26,7 @@ def emit_json(data: Any) -> None:
     """One JSON document on stdout."""
     json.dump(data, sys.stdout, indent=2, default=str)
     sys.stdout.write("\n")
+    sys.stdout.flush()  # Whoever reads a watch through a pipe waits for it.
 
 
 def report_error(error: DflashError) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -61,13 +61,17 @@ def diagnose(
         _tell(source, found)
 
 
-def _stream(chunks: Iterable[bytes], *, keep: bool) -> tuple[Diagnosis, bytes]:
+def _stream(
+    chunks: Iterable[bytes], *, keep: bool, notes: Sequence[str] = (), on_failure: Sequence[str] = ()
+) -> tuple[Diagnosis, bytes]:
     """Diagnose without holding the whole: matched line by line while it is short, by suspicious lines when it is not.
 
     Args:
         keep: return the bytes for a bundle (its head and its end).
+        notes: what was seen beside the log.
+        on_failure: what is evidence only where something has failed.
     """
-    from dflash_deploy.diagnose import Watcher, diagnose, diagnose_watcher
+    from dflash_deploy.diagnose import Watcher, diagnose_watcher
     from dflash_deploy.diagnose.bundle import MAX_LOG
     from dflash_deploy.diagnose.diagnosis import THOROUGH_BYTES
 
@@ -89,8 +93,16 @@ def _stream(chunks: Iterable[bytes], *, keep: bool) -> tuple[Diagnosis, bytes]:
             watcher, chunk, head = Watcher(), head, b""
         into(watcher, chunk)
     if watcher is None:
-        return diagnose(head), head
-    return diagnose_watcher(watcher), bytes(kept) + tail
+        watcher = Watcher(thorough=True)
+        into(watcher, head)
+    for note in notes:
+        watcher.note(note)
+    found = diagnose_watcher(watcher)
+    if found.failed and on_failure:
+        for note in on_failure:
+            watcher.note(note)
+        found = diagnose_watcher(watcher)
+    return found, bytes(kept) + tail
 
 
 def _of_host(
@@ -102,22 +114,19 @@ def _of_host(
         whole: gather what a bundle holds as well.
     """
     from dflash_deploy.cli.deployment import deployed
-    from dflash_deploy.diagnose import diagnose
     from dflash_deploy.launch import faults, kernel_lines, look
 
     with deployed(name, options, failed=True) as here:
         settings, host = here.settings, here.host
-        now, before = host.read(settings.log_file), host.read(settings.log_file + ".1")
         seen = look(host, settings)
-        if now is None and before is None:
+        # systemd begins a new log with each start: what ended the start before stands in the one before.
+        logs = (settings.log_file + ".1", settings.log_file)
+        if not host.run(["sh", "-c", '[ -e "$1" ] || [ -e "$2" ]', "sh", *logs], timeout_s=30).ok:
             raise UsageError(
                 f"{name} has no log at {settings.log_file}", evidence=faults(seen), hint=f"dflash-deploy launch {name}"
             )
-        # systemd begins a new log with each start: what ended the start before stands in the one before.
-        log = (before or b"") + (now or b"")
-        found = diagnose(log, notes=faults(seen))
-        if found.failed and (said := kernel_lines(seen)):
-            found = diagnose(log, notes=[*faults(seen), *said])
+        chunks = host.pipe(["sh", "-c", 'for log; do if [ -e "$log" ]; then cat "$log" || exit; fi; done', "sh", *logs])
+        found, log = _stream(chunks, keep=whole, notes=faults(seen), on_failure=kernel_lines(seen))
         parts, secrets = _parts(here, seen) if whole else ({}, ())
     return found, log, parts, secrets
 

@@ -6,8 +6,8 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -43,28 +43,73 @@ class _Job:
     stall: Sequence[str]
 
 
-def _climb(name: str, job: _Job, tell: Any) -> HealthReport:
-    """One host's ladder, after its start when that is waited for."""
-    from dflash_deploy.cli.deployment import deployed
-    from dflash_deploy.cli.start import is_serving, stall_limits, wait_until_ready
+def _climb(here: Deployment, job: _Job, tell: Callable[[Rung], None]) -> HealthReport:
+    """One host's ladder."""
     from dflash_deploy.health import check
 
-    with deployed(name, job.settings) as here:
-        options = job.options if job.options.key else replace(job.options, key=here.api_key())
-        if options.timeout_s <= 0:
-            options = replace(options, timeout_s=600.0 if here.settings.stack.device == "cpu" else 180.0)
-        if options.concurrency <= 0:
-            # A batch of 32 takes an interpreter minutes and proves nothing that four do not.
-            options = replace(options, concurrency=4 if here.settings.stack.device == "cpu" else 32)
-        if job.wait:
-            with here.host.forward(here.settings.port) as port:
+    options = job.options if job.options.key else replace(job.options, key=here.api_key())
+    if options.timeout_s <= 0:
+        options = replace(options, timeout_s=600.0 if here.settings.stack.device == "cpu" else 180.0)
+    if options.concurrency <= 0:
+        # A batch of 32 takes an interpreter minutes and proves nothing that four do not.
+        options = replace(options, concurrency=4 if here.settings.stack.device == "cpu" else 32)
+    return check(here.host, here.settings, job.level, tell, options=options)
 
-                def ready(here: Deployment = here, port: int = port) -> bool:
-                    return is_serving(here, port)
 
-                if not ready():
-                    wait_until_ready(here, ready, stall_limits(list(job.stall)))
-        return check(here.host, here.settings, job.level, tell, options=options)
+def _wait(here: Deployment, job: _Job) -> None:
+    from dflash_deploy.cli.start import is_serving, stall_limits, wait_until_ready
+
+    with here.host.forward(here.settings.port) as port:
+
+        def ready() -> bool:
+            return is_serving(here, port)
+
+        if not ready():
+            wait_until_ready(here, ready, stall_limits(list(job.stall)))
+
+
+class _Hosts:
+    """Hosts to check. Those of a watch stay connected: to ask again what is deployed costs more than the probes do."""
+
+    def __init__(self, *, keep: bool) -> None:
+        self._keep = keep
+        self._kept: dict[str, tuple[ExitStack, Deployment]] = {}
+
+    def __enter__(self) -> _Hosts:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for name in list(self._kept):
+            self._drop(name)
+
+    def climb(self, name: str, job: _Job, tell: Callable[[Rung], None]) -> HealthReport:
+        """One host's ladder, after its start when that is waited for."""
+        from dflash_deploy.cli.deployment import deployed
+
+        kept, report = None, None
+        if name in self._kept:
+            kept = self._kept[name][1].settings
+            with suppress(DflashError):
+                report = _climb(self._kept[name][1], job, lambda rung: tell(rung) if rung.good else None)
+                if report.ok:
+                    return report
+            self._drop(name)
+        with ExitStack() as opened:
+            here = opened.enter_context(deployed(name, job.settings))
+            # Not as it should be, and it may be that another release serves by now.
+            if report is not None and report.failed and here.settings == kept:
+                tell(report.failed)
+                return report
+            if job.wait:
+                _wait(here, job)
+            report = _climb(here, job, tell)
+            if self._keep and report.ok:
+                self._kept[name] = (opened.pop_all(), here)
+        return report
+
+    def _drop(self, name: str) -> None:
+        with suppress(DflashError):
+            self._kept.pop(name)[0].close()
 
 
 class _Talk:
@@ -198,7 +243,9 @@ def _show(report: HealthReport) -> None:
 def health(
     wanted: Wanted,
     host: Annotated[str, typer.Argument(metavar="[HOST]", help="Default: every host of hosts.toml.")] = "",
-    level: Annotated[str, typer.Option(help="live, ready, generate, spec, lossless or soak.")] = "spec",
+    level: Annotated[
+        str, typer.Option(help="live, ready, generate, spec, lossless or soak. Default: spec, with --watch ready.")
+    ] = "",
     wait: Annotated[bool, typer.Option("--wait", help="Follow a start until it is ready, then check.")] = False,
     stall: Annotated[
         list[str] | None,
@@ -238,6 +285,8 @@ def health(
     from dflash_deploy.cli.start import stall_limits
     from dflash_deploy.inventory import load_inventory
 
+    # Level ready is light enough for a server under load: it takes none of its batch.
+    level = level or ("ready" if watch else "spec")
     if level not in list(ladder.Level):
         raise UsageError(f"no level {level!r}", hint="live, ready, generate, spec, lossless or soak")
     if expect and not prompt:
@@ -262,9 +311,9 @@ def health(
     view: _Talk = _Silent() if json else _Talk()
     if watch and not json and sys.stdout.isatty():
         view = _Live(names, level, watch)
-    with view.shown():
+    with view.shown(), _Hosts(keep=bool(watch)) as hosts:
         while True:
-            reports, errors = _round(names, job, view)
+            reports, errors = _round(names, job, view, hosts)
             if prometheus:
                 _write_prometheus(prometheus, ladder.prometheus(tuple(reports.values()), tuple(errors)))
             if json:
@@ -287,14 +336,16 @@ def health(
         raise typer.Exit(next(iter(errors.values())).exit_code)
 
 
-def _round(names: Sequence[str], job: _Job, view: _Talk) -> tuple[dict[str, HealthReport], dict[str, DflashError]]:
+def _round(
+    names: Sequence[str], job: _Job, view: _Talk, hosts: _Hosts
+) -> tuple[dict[str, HealthReport], dict[str, DflashError]]:
     """Every host once, all at the same time."""
     reports: dict[str, HealthReport] = {}
     errors: dict[str, DflashError] = {}
 
     def one(name: str) -> None:
         try:
-            reports[name] = _climb(name, job, lambda rung: view.rung(name, rung))
+            reports[name] = hosts.climb(name, job, lambda rung: view.rung(name, rung))
         except DflashError as error:
             errors[name] = error
 

@@ -62,6 +62,11 @@ class Rung:
     hint: str = ""
     seconds: float = 0.0
 
+    @property
+    def good(self) -> bool:
+        """It holds, or does not apply."""
+        return self.status in (RungStatus.OK, RungStatus.SKIPPED)
+
 
 @dataclass(frozen=True)
 class HealthReport:
@@ -88,7 +93,7 @@ class HealthReport:
     @property
     def ok(self) -> bool:
         """Every rung of the level was run and none failed."""
-        return bool(self.rungs) and all(r.status in (RungStatus.OK, RungStatus.SKIPPED) for r in self.rungs)
+        return bool(self.rungs) and all(r.good for r in self.rungs)
 
     def as_dict(self) -> dict[str, Any]:
         """JSON data; the keys are stable: host, level, ok, failed, exit_code, rungs, data."""
