@@ -16,6 +16,7 @@ A name is looked up in this order: ``local``; ``hosts.toml`` (``--inventory``, e
     proxy_jump = "admin@gateway, ct199"          # hops in order: names of this file, of ~/.ssh/config, or addresses
     accept_new = false
 
+    profile = "h200"                             # a kind of machine (config profiles): the keys below are added to it
     root = "/srv/dflash"                         # where the deployment lives on the host
     venv = "/srv/dflash/venv"
     stack = "cpu"
@@ -26,6 +27,10 @@ A name is looked up in this order: ``local``; ``hosts.toml`` (``--inventory``, e
     env_file = "ct200.env"                       # beside hosts.toml, mode 0600; kept off command lines
     lock = true                                  # packages by hash, where the stack has a lock; else by version alone
     env_from = ["HF_TOKEN"]                      # variables that are taken from the environment of the command
+
+    [profiles.mine]                              # a profile of one's own: the same keys, on top of another one
+    profile = "h200"
+    budget = 48
 
     [groups]                                     # names that stand for several hosts, or for other groups
     farm = ["ct200", "ct201"]
@@ -49,6 +54,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from dflash_deploy.errors import UsageError
+from dflash_deploy.profiles import ORIGIN, expanded
 
 _SSH_KEYS: dict[str, tuple[type, ...]] = {
     "address": (str,),
@@ -63,6 +69,7 @@ _SSH_KEYS: dict[str, tuple[type, ...]] = {
 _OPTION_KEYS: dict[str, tuple[type, ...]] = {
     "root": (str,),
     "venv": (str,),
+    "profile": (str,),
     "stack": (str,),
     "model": (str,),
     "draft_model": (str,),
@@ -84,7 +91,7 @@ _OPTION_KEYS: dict[str, tuple[type, ...]] = {
     "node_rank": (int,),
     "dist_init_addr": (str,),
 }
-_RESERVED = ("defaults", "groups", "clusters", "local")
+_RESERVED = ("defaults", "groups", "clusters", "profiles", "local")
 MEETING_PORT = 20000
 """Where hosts that serve a model together meet, unless it is said."""
 _ADDRESS = re.compile(r"(?:(?P<user>[^@\s]+)@)?(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^@:\s/]+)(?::(?P<port>\d{1,5}))?\Z")
@@ -146,7 +153,7 @@ def load_inventory(path: str | Path | None = None) -> Inventory:
         raise UsageError(f"{found} cannot be read", evidence=str(error)) from error
     groups = _groups(str(found), data)
     for name, table in data.items():
-        if name in ("groups", "clusters"):
+        if name in ("groups", "clusters", "profiles"):
             continue
         if name == "local":
             raise UsageError(f"{found}: 'local' is this machine and takes no table", hint="choose another name")
@@ -156,13 +163,25 @@ def load_inventory(path: str | Path | None = None) -> Inventory:
                 hint=f"put it under [defaults] or a host: [my-host]\n{name} = …",
             )
         _check_keys(str(found), name, table)
-    defaults = data.get("defaults", {})
-    hosts = {n: {**defaults, **t} for n, t in data.items() if n not in _RESERVED}
+    profiles = data.get("profiles", {})
+    if not isinstance(profiles, dict) or not all(isinstance(table, dict) for table in profiles.values()):
+        raise UsageError(f"{found}: [profiles] holds a table per profile", hint='[profiles.mine]\nprofile = "h200"')
+    for name, table in profiles.items():
+        _check_keys(str(found), f"profiles.{name}", table)
+    defaults = expanded(data.get("defaults", {}), profiles)
+    own = {n: expanded(t, profiles) for n, t in data.items() if n not in _RESERVED}
+    hosts = {name: _over(defaults, table) for name, table in own.items()}
     clusters = _clusters(str(found), data, hosts)
     for shared in clusters.values():
         for name, options in shared.items():
-            hosts[name] = {**hosts[name], **options, **data[name]}
+            hosts[name] = _over(_over(defaults, expanded(options, profiles)), own[name])
     return Inventory(str(found), hosts, {**groups, **{name: tuple(shared) for name, shared in clusters.items()}})
+
+
+def _over(below: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
+    """A table over another one."""
+    left = {key: name for key, name in below.get(ORIGIN, {}).items() if key not in table}
+    return {**below, **table, ORIGIN: {**left, **table.get(ORIGIN, {})}}
 
 
 def _clusters(
@@ -331,7 +350,7 @@ def _resolve(name: str, inventory: Inventory, config: str, seen: tuple[str, ...]
         proxy_command="" if via else str(entry.get("proxy_command", said.get("proxycommand", "") or "")),
         known_hosts=known_hosts,
         accept_new=bool(entry.get("accept_new", False)),
-        options={k: v for k, v in entry.items() if k in _OPTION_KEYS},
+        options={k: v for k, v in entry.items() if k in _OPTION_KEYS or (k == ORIGIN and v)},
     )
 
 

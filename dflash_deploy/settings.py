@@ -279,6 +279,8 @@ def effective(
         for source, name in ((options or {}, "command line"), (entry or {}, "hosts.toml")):
             if source.get(key) is not None:
                 origin[key] = name
+                if source is entry and (profile := entry.get("profile_of", {}).get(key)):
+                    origin[key] = f"profile {profile}"
                 return source[key]
         origin[key] = why
         return default

@@ -44,6 +44,7 @@ COMMAND_MODULES = (
     "bench",
     "wheelhouse",
     "router",
+    "config",
 )
 """Each is ``dflash_deploy.cli.<name>`` and has ``register(app)``; the order is that of ``--help``."""
 

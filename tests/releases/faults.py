@@ -14,6 +14,7 @@ import importlib
 import json
 import os
 import random
+import shutil
 import signal
 import sys
 import tempfile
@@ -140,8 +141,11 @@ class Injector:
 
 def run_up(machine: Machine, wanted: Wanted, fault: Fault | None) -> tuple[int, str, str, int]:
     """One ``up`` in a fork. Returns exit code (negative: signal), stdout, stderr, operations."""
-    with tempfile.TemporaryDirectory() as folder:
-        out, err, count = (Path(folder) / name for name in ("out", "err", "count"))
+    with contextlib.ExitStack() as held:
+        # Not one of tempfile's own: a fork that ends as a process does would remove it.
+        folder = Path(tempfile.mkdtemp())
+        held.callback(shutil.rmtree, folder, ignore_errors=True)
+        out, err, count = (folder / name for name in ("out", "err", "count"))
         pid = os.fork()
         if pid == 0:
             code = 1
