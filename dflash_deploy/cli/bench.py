@@ -242,19 +242,25 @@ def _about(here: Deployment, prompts: int, max_tokens: int) -> dict[str, Any]:
 
 
 def _table(data: dict[str, Any]) -> None:
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=f"bench of {data['about']['host']}, times in ms", title_justify="left")
+    title = f"bench of {data['about']['host']}, times in ms"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("method", no_wrap=True)
-    for name in ("at once", "tokens/s", "a step", "first p50", "p99", "gap p50", "p99", "whole p50", "p99", "failed"):
-        table.add_column(name, justify="right")
+    # Two rows of names: figures of six digits must fit into 80 columns.
+    names = ["at\nonce", "tokens\n/s", "\n/step"]
+    names += [f"{what}\n{at}" for what in ("first", "gap", "whole") for at in ("p50", "p99")]
+    trouble = any(sweep["failed"] for sweep in data["sweeps"])
+    for name in [*names, "\nfail"] if trouble else names:
+        table.add_column(name, justify="right", no_wrap=True)
     for sweep in data["sweeps"]:
         length = sweep["acceptance_length"]
         cells = [str(sweep["concurrency"]), f"{sweep['tokens_per_s']:.1f}", f"{length:.2f}" if length else "-"]
         for key in ("first_token_s", "gap_s", "whole_s"):
             cells += [f"{sweep[key][p] * 1000:.0f}" for p in ("p50", "p99")]
-        table.add_row(sweep["method"], *cells, str(sweep["failed"]))
+        table.add_row(sweep["method"], *cells, *([str(sweep["failed"])] if trouble else []))
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     console.print(table)
     for name, value in data["sglang_bench"].items():

@@ -199,7 +199,7 @@ class _Live(_Talk):
                 rungs = Text()
                 for rung in self.rungs[name].values():
                     style = STYLES[rung.status]
-                    rungs.append(f"{MARKS[rung.status]:>8} ", style=style)
+                    rungs.append(f"{MARKS[rung.status]:<9}", style=style)
                     rungs.append(f"{rung.name} {rung.seconds:.1f} s\n" if rung.seconds else f"{rung.name}\n")
                 rungs.rstrip()
                 text, style = self.verdicts[name]

@@ -119,7 +119,9 @@ class _Ladder:
         for wanted in ("sglang::scheduler", "sglang::detokenizer"):
             if any(n.startswith("sglang::") for n in names) and not any(n.startswith(wanted) for n in names):
                 return _bad(f"{wanted[8:]} process of the server is gone: scheduler process is gone or hung")
-        return _ok(f"pid {owner['pid']} listens on port {self.settings.port}, {len(tree)} processes")
+        return _ok(
+            f"pid {owner['pid']} listens on port {self.settings.port}, {len(tree)} process{'es' if len(tree) > 1 else ''}"
+        )
 
     def machine(self) -> _Verdict:
         wrong = [line for line in host_faults(self.seen) if "is stopped" not in line]

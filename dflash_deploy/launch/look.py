@@ -90,7 +90,7 @@ def load(seen: Mapping[str, Any]) -> str:
     parts = []
     if family:
         gib = sum(entry["rss_kib"] for entry in family) / 2**20
-        parts.append(f"{len(family)} processes, {gib:.1f} GiB")
+        parts.append(f"{len(family)} process{'es' if len(family) > 1 else ''}, {gib:.1f} GiB")
     for gpu in (seen.get("gpu") or {}).get("gpus") or ():
         if gpu.get("used_mib") is not None:
             parts.append(f"GPU {gpu['index']} {gpu['used_mib'] / 1024:.1f} GiB {gpu.get('percent') or 0:.0f} %")
