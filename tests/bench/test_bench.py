@@ -41,7 +41,7 @@ def test_a_stream_is_measured(standin: Standin) -> None:
     base = f"http://127.0.0.1:{standin.settings.port}"
     sweep = measure(base, [Probe("a"), Probe("b")], method="chain", concurrency=3, requests=9, max_tokens=16)
     assert len(sweep.good) == 9 and sum(s.tokens for s in sweep.good) == 108
-    # A busy machine may read the first piece late, both pieces then come at once.
+    # Read late, both pieces come at once.
     assert all(0.01 <= s.first < 5 and s.whole >= max(s.first, 0.02) and len(s.gaps) == 1 for s in sweep.good)
     assert sweep.acceptance.length == 3.0 and sweep.tokens_per_s == pytest.approx(108 / sweep.seconds)
     width, rates = sweep.timeline(10)
