@@ -119,9 +119,8 @@ class _Ladder:
         for wanted in ("sglang::scheduler", "sglang::detokenizer"):
             if any(n.startswith("sglang::") for n in names) and not any(n.startswith(wanted) for n in names):
                 return _bad(f"{wanted[8:]} process of the server is gone: scheduler process is gone or hung")
-        return _ok(
-            f"pid {owner['pid']} listens on port {self.settings.port}, {len(tree)} process{'es' if len(tree) > 1 else ''}"
-        )
+        count = f"{len(tree)} process{'es' if len(tree) > 1 else ''}"
+        return _ok(f"pid {owner['pid']} listens on port {self.settings.port}, {count}")
 
     def machine(self) -> _Verdict:
         wrong = [line for line in host_faults(self.seen) if "is stopped" not in line]
