@@ -96,12 +96,16 @@ class Recap:
     def _table(self, host: str, failed: bool) -> None:
         if not self.outcomes:
             return
+        from rich.box import SIMPLE_HEAD
         from rich.console import Console
         from rich.table import Table
         from rich.text import Text
 
         styles = {Status.OK: "green", Status.CHANGED: "yellow", Status.SKIPPED: "cyan", Status.FAILED: "bold red"}
-        table = Table("step", "status", "seconds", "detail", title=f"recap of {host}", title_justify="left")
+        title = f"recap of {host}"
+        table = Table("step", "status", title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+        table.add_column("seconds", justify="right")
+        table.add_column("detail", overflow="fold")  # A path's end says the most.
         for each in self.outcomes:
             status = Text(str(each.status), style=styles[each.status])
             table.add_row(each.name, status, f"{each.seconds:.1f}", Text(each.detail))

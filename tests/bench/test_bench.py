@@ -15,6 +15,7 @@ import pytest
 from dflash_deploy.assets import templates_dir
 from dflash_deploy.bench import Sample, Sweep, as_dict, html, measure, percentile
 from dflash_deploy.bench.plots import ticks
+from dflash_deploy.cli import bench as cli_bench
 from dflash_deploy.health import Probe
 from tests.health.conftest import Standin, standin
 
@@ -136,3 +137,21 @@ def test_report_in_a_browser(tmp_path: Path, width: int) -> None:
         Path(keep, "bench.html").write_text(html_only)
         if shot.exists():
             shutil.copy(shot, Path(keep) / f"bench-{width}.png")
+
+
+@pytest.mark.parametrize("width", [80, 140])
+@pytest.mark.parametrize("failed", [0, 3])
+def test_table_fits_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: int, failed: int
+) -> None:
+    """No figure is cut short, though a CPU takes a minute for an answer."""
+    data = made_up()
+    for sweep in data["sweeps"]:
+        sweep |= {"whole_s": {"p50": 43.21, "p99": 65.43}, "first_token_s": {"p50": 2.345, "p99": 3.456}}
+    data["sweeps"][1]["failed"] = failed
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    cli_bench._table(data)
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+    assert "…" not in shown and "65430" in shown and ("fail" in shown) == bool(failed)
+    assert max(map(len, shown.splitlines())) <= width
