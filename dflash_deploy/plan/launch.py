@@ -191,6 +191,8 @@ def restart_steps(mode: Mode, facts: Facts, name: str, title: str) -> list[Step]
     """One job of systemd's."""
     forget = systemctl(mode, facts, "reset-failed", name)
     return [
+        # A run that was cut off between putting the unit in place and this left the old one loaded.
+        Run(systemctl(mode, facts, "daemon-reload"), title="reload systemd", timeout_s=120),
         # Earlier failures count against the start limit.
         Run(forget, title="forget earlier failures", ok_exits=(0, 1), timeout_s=60),
         Run(systemctl(mode, facts, "restart", name), title=title, timeout_s=GRACE_S + 90),

@@ -80,7 +80,7 @@ def test_a_unit_that_is_there_is_not_written_again(facts: Facts) -> None:
     settings, files = deployed(facts, Mode.SYSTEM)
     stopped = replace(present_of(settings, facts, files), running=False, running_fingerprint="")
     titles = [step.title for step in plan_launch(settings, facts, files, stopped).steps]
-    assert titles == ["forget earlier failures", "start the service"]
+    assert titles == ["reload systemd", "forget earlier failures", "start the service"]
     disabled = replace(present_of(settings, facts, files), enabled=False)
     assert [step.title for step in plan_launch(settings, facts, files, disabled).steps] == [
         "enable the service at boot"
@@ -98,6 +98,16 @@ def test_an_ordinary_user_goes_through_sudo_only_for_system_units(facts: Facts) 
     settings, files = deployed(facts, Mode.USER)
     steps = [step.describe() for step in plan_launch(settings, facts, files, Present({})).steps]
     assert not any("sudo" in step for step in steps) and any("/run/user/1000" in step for step in steps)
+
+
+@pytest.mark.parametrize("mode", [Mode.SYSTEM, Mode.USER])
+def test_what_is_started_is_the_unit_that_lies_there(facts: Facts, mode: Mode) -> None:
+    """A run was cut off with its unit in place and systemd had not read it: the next one finds files as wanted."""
+    settings, files = deployed(facts, mode)
+    found = replace(present_of(settings, facts, files), running_fingerprint="of an older release")
+    steps = [step.describe() for step in plan_launch(settings, facts, files, found).steps]
+    assert not any("install -D" in step for step in steps)
+    assert "daemon-reload" in steps[-3] and "restart" in steps[-1]
 
 
 def test_secrets_are_in_the_environment_file_alone(facts: Facts) -> None:
