@@ -3,7 +3,7 @@
 The table is data (``signatures.toml``). Keys of an entry: ``id`` (stable, kebab-case); ``rule`` (the audit rule that
 would have caught it, or
 empty); ``kind`` (``cause``: mend this; ``symptom``: real, but a cause found beside it explains it; ``consequence``:
-never the reason);
+never the reason; ``degraded``: it serves on, less well, so it comes last);
 ``title``, ``cause``, ``where`` (host, container, venv, model, service), ``next``, ``ref``; ``any`` (one pattern
 suffices) and ``not``
 (none may be in the line).
@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 
-KINDS = ("cause", "symptom", "consequence")
+KINDS = ("cause", "symptom", "consequence", "degraded")
+"""In the order of rank. Degraded: it serves on, less well; where it has ended, something else was the cause."""
 
 
 @dataclass(frozen=True)
