@@ -11,7 +11,6 @@ import pytest
 
 from tests.conftest import BootHost
 from tests.e2e.conftest import dflash_deploy
-from tests.fleet.test_several import rows
 from tests.hosts.container import TestHost, power_off
 from tests.hosts.network import networks
 from tests.scope import costly
@@ -64,39 +63,3 @@ def test_a_host_without_a_route_serves_a_tree(test_host: BootHost, house: Path) 
                 assert beyond_health(again, taken) <= 5.0
         finally:
             power_off(machine.name)
-
-
-def test_two_hosts_serve_one_model(test_host: BootHost, house: Path, tmp_path: Path) -> None:
-    """Tensor parallel over two hosts that reach each other and nothing else: a tree, drafted and verified by both."""
-    names = ("rank0", "rank1")
-    with networks(2) as found:
-        try:
-            machines = [
-                test_host(name, netns=network.name, address=network.address)
-                for name, network in zip(names, found, strict=True)
-            ]
-            inventory = tmp_path / "hosts.toml"
-            text = f'[defaults]\nroot = "/srv/d"\nstack = "cpu"\nwheelhouse = "{house}"\n'
-            text += '[clusters.big]\nhosts = ["rank0", "rank1"]\nserver_args = ["--tp-size", "2"]\n'
-            # A core each; and no NCCL, which the default build of torch brings and which needs a GPU.
-            text += 'env = { SGLANG_CPU_OMP_THREADS_BIND = "0|1", SGLANG_NCCL_SO_PATH = "none" }\n'
-            for machine in machines:
-                # As Debian's installer leaves it: a host's own name is its loopback.
-                script = f"install -d -o {machine.user} /srv/d && echo 127.0.1.1 {machine.name} >> /etc/hosts"
-                assert machine.exec("sh", "-c", script).returncode == 0
-                text += machine.hosts_toml.read_text()
-            inventory.write_text(text)
-            words = ("up", "big", "--inventory", str(inventory))
-            began = time.monotonic()
-            first, second = rows(dflash_deploy(*words, timeout_s=6000)).values()
-            print(f"up of two hosts that serve one model: {time.monotonic() - began:.0f} s")
-            data = first["answer"]["health"]["data"]
-            print({key: data.get(key) for key in ("acceptance_length", "completion")})
-            # The checked completions are those of one host.
-            assert data["acceptance_length"] > 1.5 and data["completion"]
-            assert "ready as rank 1" in {step["detail"] for step in second["answer"]["steps"]}
-            again = rows(dflash_deploy(*words, timeout_s=600))
-            assert {row["status"] for row in again.values()} == {"ok"}
-        finally:
-            for name in names:
-                power_off(name)
