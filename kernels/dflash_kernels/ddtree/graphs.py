@@ -32,7 +32,7 @@ from .commit import Committed, commit_step
 from .prepare import StepBuffers
 from .shape import TreeShape
 from .vocabulary import Vocabulary
-from .widths import AcceptanceMonitor, WidthPolicy, count_below
+from .widths import HOLD, AcceptanceMonitor, WidthPolicy, count_below
 
 logger = logging.getLogger(__name__)
 
@@ -42,8 +42,6 @@ Append = Callable[[Tensor, Tensor, Tensor, Tensor], None]
 """(hidden [n, features], slots int64 [bs, C], positions int64 [bs, C], lens int32 [bs]): into the drafter's KV."""
 Move = Callable[[Tensor, Accepted], None]
 """(slots int64 [bs, W], path): accepted rows of the target's KV to the front."""
-AGREE_STEPS = 8
-"""Steps for which several ranks keep the width that the first one chose."""
 LoadDraft = Callable[[StepBuffers], None]
 """The drafter's inputs from the step's buffers, of a captured size."""
 LoadTarget = Callable[[Any, Tensor, Tensor, StepBuffers], None]
@@ -292,7 +290,7 @@ class StepGraphs:
         if self._ranks.count == 1:
             return self.policy.choose(bs)
         width, size, since = self._agreed
-        if size != self.policy.bucket(bs) or since >= AGREE_STEPS:
+        if size != self.policy.bucket(bs) or since >= HOLD:
             width, size, since = self._ranks.agree(self.policy.choose(bs)), self.policy.bucket(bs), 0
         self._agreed = width, size, since + 1
         return width

@@ -27,7 +27,8 @@ CLOSE = 0.8
 """A candidate at this part of the best rate is timed again now and then; one below it, seldom."""
 CLOSE_STEPS, FAR_STEPS = 400, 4000
 HOLD = 8
-"""Steps for which a choice among timed candidates is kept: weighing them costs the host more than it can change."""
+"""Steps for which a choice among timed candidates is kept, and for which several ranks keep the first one's: weighing them
+costs the host more than it can change."""
 MEMORY = 400
 """Verified trees over which a text's drafts are averaged."""
 PRIOR_DRAFTS, PRIOR_GAIN = 20.0, 1.1

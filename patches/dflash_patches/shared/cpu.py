@@ -321,6 +321,16 @@ def fork(args: str) -> Patch:
     """``args``: the name that has the server's resolved arguments where processes are prepared."""
     view = f"{args} = view(server_args)" if args != "server_args" else "pass"
     called = f"'fork' if {args}.device == 'cpu' else 'spawn'"
+
+    def engine(line: str) -> str:
+        return f"""
+            import torch.multiprocessing as mp
+
+            def _set_envs_and_config(server_args):
+                {view}
+                {line}
+        """
+
     return Patch(
         name="cpu-fork",
         file="srt/entrypoints/engine.py",
@@ -335,34 +345,11 @@ def fork(args: str) -> Patch:
         ),
         examples=(
             Example(
-                before=f"""
-                    import torch.multiprocessing as mp
-
-                    def _set_envs_and_config(server_args):
-                        {view}
-                        mp.set_start_method("spawn", force=True)
-                """,
-                after=f"""
-                    import torch.multiprocessing as mp
-
-                    def _set_envs_and_config(server_args):
-                        {view}
-                        mp.set_start_method({called}, force=True)  # dflash-deploy: cpu-fork
-                """,
+                before=engine('mp.set_start_method("spawn", force=True)'),
+                after=engine(f"mp.set_start_method({called}, force=True)  # dflash-deploy: cpu-fork"),
             ),
         ),
-        refuses=(
-            Refusal(
-                before=f"""
-                    import torch.multiprocessing as mp
-
-                    def _set_envs_and_config(server_args):
-                        {view}
-                        mp.set_start_method("forkserver", force=True)
-                """,
-                error="AnchorMissing",
-            ),
-        ),
+        refuses=(Refusal(before=engine('mp.set_start_method("forkserver", force=True)'), error="AnchorMissing"),),
     )
 
 
