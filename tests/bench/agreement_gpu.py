@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -189,12 +190,12 @@ def _abandon(server: Server, prompt: str, after_s: float) -> None:
 
 
 def soak(server: Server, first: Server, prompts: list[str], seconds: float, exact: bool) -> dict[str, Any]:
-    """Mixed load for ``seconds``: 1 to 32 at once, long prompts, samples, hang-ups; greedy answers are checked.
+    """Mixed load on one server for ``seconds``: 1 to 32 at once, long prompts, samples, hang-ups; greedy answers are checked.
 
     Raises:
         RuntimeError: a request failed, a greedy answer was wrong (``exact``), the server died, or it leaks.
     """
-    rng = random.Random(7)
+    rng = random.Random(server.port)
     plain = {"temperature": 0, "max_new_tokens": 96}
     work = [prompt if at % 5 else prompt * (1 + at % 4) + prompts[at - 1] * 4 for at, prompt in enumerate(prompts)]
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
@@ -246,35 +247,48 @@ def soak(server: Server, first: Server, prompts: list[str], seconds: float, exac
     return {"arm": server.arm, "seconds": seconds, "requests": dict(tally), "memory_grown_mib": grown}
 
 
+def soaked(servers: list[Server], prompts: list[str], seconds: float, exact: bool) -> list[dict[str, Any]]:
+    """:func:`soak` on every tree server at once."""
+    trees = [server for server in servers[1:] if server.arm.startswith("ddtree")]
+    with concurrent.futures.ThreadPoolExecutor(len(trees)) as pool:
+        return list(pool.map(lambda tree: soak(tree, servers[0], prompts, seconds, exact), trees))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_arguments(parser)
     parser.add_argument("--checks", nargs="+", default=["greedy", "sampling"], choices=["greedy", "sampling", "soak"])
     parser.add_argument("--samples", type=int, default=768)
     parser.add_argument("--variants", type=int, default=1, help="greedy: each prompt so many times, worded otherwise")
-    parser.add_argument("--soak-seconds", type=float, default=1800.0)
+    parser.add_argument("--soak-seconds", type=float, default=1800.0, help="soak: all tree servers at once, so long")
     args = parser.parse_args()
     prompts = read_prompts(args)
     worded = ["", "In other words: ", "Once more, please. ", "Be brief. ", "Be thorough. "][: args.variants]
     many = [prompt.replace("user\n", f"user\n{words}", 1) for words in worded for prompt in prompts]
     exact = args.dtype == "float32"
     result: dict[str, Any] = {"arguments": vars(args)}
+    faults: list[str] = []
     try:
         with servers_of(args) as servers:
-            if "greedy" in args.checks:
-                result["greedy"] = greedy(servers, many, args.tokens, exact, len(prompts))
-            if "sampling" in args.checks:
-                result["sampling"] = sampling(servers, prompts, args.samples)
-            if "soak" in args.checks:
-                share = args.soak_seconds / len(servers[1:])
-                result["soak"] = [soak(server, servers[0], prompts, share, exact) for server in servers[1:]]
-        return 0
+            checks: dict[str, Callable[[], Any]] = {
+                "greedy": lambda: greedy(servers, many, args.tokens, exact, len(prompts)),
+                "sampling": lambda: sampling(servers, prompts, args.samples),
+                "soak": lambda: soaked(servers, prompts, args.soak_seconds, exact),
+            }
+            for name in args.checks:
+                try:
+                    result[name] = checks[name]()
+                except Exception as error:
+                    faults.append(f"{name}: {str(error)[-3000:]}")
+                    print(f"FAILED {faults[-1]}", flush=True)
+                Path(args.out).write_text(json.dumps(result, indent=1))
     except Exception as error:
-        print(f"FAILED: {str(error)[-3000:]}", flush=True)
-        result["failed"] = str(error)[-3000:]
-        return 1
+        faults.append(str(error)[-3000:])
+        print(f"FAILED: {faults[-1]}", flush=True)
     finally:
+        result["failed"] = faults
         Path(args.out).write_text(json.dumps(result, indent=1))
+    return 1 if faults else 0
 
 
 if __name__ == "__main__":

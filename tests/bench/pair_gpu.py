@@ -19,6 +19,7 @@ import urllib.request
 from pathlib import Path
 
 from tests.bench.serving import Server, add_arguments, post, read_prompts, servers_of
+from tests.bench.traces import copies_to_host
 
 
 def measure(server: Server, prompts: list[str], tokens: int, concurrency: int) -> dict:
@@ -113,7 +114,9 @@ def profile(server: Server, prompts: list[str], folder: Path, concurrency: int, 
     deadline = time.time() + 60
     while not list(folder.glob("*.gz")) and time.time() < deadline:
         time.sleep(1)
-    print(f"{server.arm}: trace in {[f.name for f in folder.iterdir()]}", flush=True)
+    for trace in folder.glob("*.gz"):
+        found = copies_to_host(trace) if server.arm.startswith("ddtree") else trace.name
+        print(f"{server.arm}, {concurrency} requests: trace {found}", flush=True)
 
 
 def main() -> int:

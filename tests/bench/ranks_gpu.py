@@ -18,7 +18,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.bench.serving import BASE_PORT, Server, add_arguments, post, servers_of
+from tests.bench.serving import Server, add_arguments, post, servers_of
 from tests.tiny_pair.replay import read_prompts
 
 COUNT = re.compile(r"trees differed in (\d+) of (\d+) steps")
@@ -52,7 +52,7 @@ def main() -> int:
         args.arms = ["ddtree:16"]
         with servers_of(args) as (tree,):
             args.arms, args.tp = ["none"], 1
-            with servers_of(args, BASE_PORT + 100) as (plain,):
+            with servers_of(args, 100) as (plain,):
                 wanted = answers(plain, prompts, 64)
             began, rounds, wrong = time.time(), 0, 0
             while time.time() - began < args.seconds and not wrong:

@@ -133,6 +133,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--shape", choices=sorted(SHAPES), help="random weights of this size; --target has the tokenizer"
     )
+    parser.add_argument("--port", type=int, default=BASE_PORT, help="of the first server; the others' are ten apart")
     parser.add_argument("--tp", type=int, default=1, help="GPUs of each server")
 
 
@@ -146,8 +147,8 @@ def read_prompts(args: argparse.Namespace) -> list[str]:
 
 
 @contextmanager
-def servers_of(args: argparse.Namespace, first_port: int = BASE_PORT) -> Iterator[list[Server]]:
-    """The servers of ``args.arms``, ready, ten ports apart; ended afterwards, also when the bench is.
+def servers_of(args: argparse.Namespace, ports_on: int = 0) -> Iterator[list[Server]]:
+    """The servers of ``args.arms``, ready, ten ports apart, ``ports_on`` behind ``args.port``; ended in any case.
 
     Raises:
         RuntimeError: one died or was not ready in time, with the end of its log.
@@ -160,7 +161,7 @@ def servers_of(args: argparse.Namespace, first_port: int = BASE_PORT) -> Iterato
     servers: list[Server] = []
     try:
         for i, arm in enumerate(args.arms):
-            servers.append(Server(arm, first_port + 10 * i, args, logs / f"{arm.replace(':', '-')}.log"))
+            servers.append(Server(arm, args.port + ports_on + 10 * i, args, logs / f"{arm.replace(':', '-')}.log"))
             time.sleep(float(os.environ.get("STAGGER_S", "4")))  # memory is measured at start, one after the other
         deadline = time.time() + args.start_limit
         for server in servers:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 from .drafter import drafter_config, refuse_dependent_depths
-from .shape import AUTO, AUTO_WIDTHS, TreeShape, default_topk
+from .shape import AUTO, AUTO_TOPK, AUTO_WIDTHS, TreeShape, default_topk
 
 if TYPE_CHECKING:
     from sglang.srt.server_args import ServerArgs
@@ -88,7 +88,9 @@ def tree_arguments(
     handle_dflash()
     block = int(server_args.speculative_num_draft_tokens)
     topk = server_args.speculative_ddtree_topk
-    shape = TreeShape(block=block, nodes=int(nodes), topk=int(default_topk(int(nodes)) if topk is None else topk))
+    if topk is None:
+        topk = AUTO_TOPK if auto else default_topk(int(nodes))
+    shape = TreeShape(block=block, nodes=int(nodes), topk=int(topk))
     backends = set(attention_backends())
     if backends <= {None}:
         server_args.attention_backend = SUPPORTED_BACKENDS[0]

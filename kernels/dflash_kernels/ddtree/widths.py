@@ -26,7 +26,9 @@ TRIALS = 12
 CLOSE = 0.8
 """A candidate at this part of the best rate is timed again now and then; one below it, seldom."""
 CLOSE_STEPS, FAR_STEPS = 400, 4000
-HOLD = 8
+PATIENCE = 8
+"""How many times as long it waits at most: the wait doubles with every trial that does not make it the best."""
+HOLD = 16
 """Steps for which a choice among timed candidates is kept, and for which several ranks keep the first one's: weighing them
 costs the host more than it can change."""
 MEMORY = 400
@@ -44,6 +46,7 @@ class _Cost:
     seconds: float = 0.0
     seen: int = 0
     last_step: int = 0
+    patience: int = 1
     trial: list[float] = field(default_factory=list)
 
     def add(self, seconds: float, step: int) -> None:
@@ -138,11 +141,14 @@ class WidthPolicy:
         best = max(self.widths, key=lambda w: (rates[w], -w))
         chosen = best
         if self._timed(best, size):
+            self._costs[best, size].patience = 1
             for other in self.widths:
                 if other == best or not self._timed(other, size):
                     continue
+                cost = self._costs[other, size]
                 wait = CLOSE_STEPS if rates[other] > CLOSE * rates[best] else FAR_STEPS
-                if self.steps - self._costs[other, size].last_step > wait:
+                if self.steps - cost.last_step > wait * cost.patience:
+                    cost.patience = min(2 * cost.patience, PATIENCE)
                     chosen = other
                     break
         if chosen != best or not self._timed(best, size):
