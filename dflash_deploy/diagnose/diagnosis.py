@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dflash_deploy.diagnose.signatures import KINDS
+from dflash_deploy.diagnose.signatures import KINDS, by_id
 from dflash_deploy.diagnose.watch import FirstError, Match, Phase, Watcher, WatchState
 
 THOROUGH_BYTES = 2_000_000
@@ -81,7 +81,13 @@ def _cause(match: Match) -> Cause:
 
 
 def _ranked(state: WatchState) -> list[Cause]:
-    return sorted((_cause(m) for m in state.matches.values()), key=lambda c: (KINDS.index(c.kind), c.line))
+    causes = sorted((_cause(m) for m in state.matches.values()), key=lambda c: (KINDS.index(c.kind), c.line))
+    crash = by_id("ready-then-crash")
+    if state.phase is Phase.READY and state.fatal and crash.id not in state.matches:
+        # No line says it: that the ready line came before the end does. Any reason that is known tells more.
+        at = next((i for i, c in enumerate(causes) if KINDS.index(c.kind) > KINDS.index(crash.kind)), len(causes))
+        causes.insert(at, _cause(Match(crash, state.fatal, state.fatal_line, "")))
+    return causes
 
 
 def diagnose_watcher(watcher: Watcher) -> Diagnosis:

@@ -101,18 +101,22 @@ _EXCEPTION = re.compile(
     r"^(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Timeout|Warning|Fault|Refused)?(?:: |:?$)"
     r"|^[a-z_][\w.]+\.[A-Z]\w+(?::|$)"
 )
+_BARE = re.compile(r"^[\w.]+(?:: ?\S{0,12})?$")
+"""An exception without a message, or with a bare key for one."""
 _CHAIN = ("During handling of the above", "The above exception was", "Traceback (most recent")
 _FATAL = re.compile(
     r"hit an exception|Received sigquit|SIGQUIT received|Initialization failed\.|Fatal Python error"
     r"|Segmentation fault|Watchdog timeout"
     r"|: error: (?:unrecognized|argument |the following)|[Aa]ddress already in use|Capture .{0,40}graph failed|^Killed$"
     r"|core dumped|No space left on device|Floating point exception|Out of memory: Killed"
-    r"|(?:rank|scheduler|detokenizer)\S* .{0,20}(?:died|terminated unexpectedly)"
+    r"|(?:rank|scheduler|detokenizer)\S* .{0,20}(?:died|crashed with exit|terminated unexpectedly)"
+    r"|Main process exited, code=(?:exited, status=[1-9]|killed|dumped)"
     r"|^\[serve [^\]]*\] (?:not started|cannot start|given up|ended with -?[1-9]\d*$)"
 )
 _BENIGN = re.compile(
     r"API \(\S+\) disabled"
-    r"|Ignore import error|UserWarning|FutureWarning|DeprecationWarning|Fail to set RLIMIT|No CUDA runtime is found"
+    r"|Ignore import error|UserWarning(?!: CUDA init)|FutureWarning|DeprecationWarning|Fail to set RLIMIT"
+    r"|No CUDA runtime is found"
     r"|warnings\.warn|generation config|server_args=|is deprecated|Using default .{0,40}config"
     r"|is not available(?:,| and) .{0,30}(?:fall|using)|No (?:HuggingFace )?chat template"
 )
@@ -124,6 +128,7 @@ _KEYWORDS = tuple(
         b"|recogni|exceed|ignal|unbalanced|anic|oom|already|died|dumped|deadlock|nan|inf |warmup"
         b"|torch distributed|Load weight|oading |Captur|KV Cache|draft runner|max_total_num_tokens|Uvicorn"
         b"|fired up|erverArgs(|Memory pool|[serve |terminate called|unavailable"
+        b"|rash|llegal|egfault|repeated too|restricted|WARN|no longer|=exited|=killed|=dumped"
     ).split(b"|")
 )
 _REPEATABLE = re.compile(rb"Traceback|\d/\d|egin|allocated|draft|max_total|Uvicorn|fired|ServerArgs|\[serve ")
@@ -309,8 +314,11 @@ class Watcher:
         if _EXCEPTION.match(text):
             self._trace.append(text)
             rank = self._trace_rank
+            told = self._trace[-3:]
             self._end_trace(text, events)
-            self._scan(text, rank, events)
+            if not self._scan(text, rank, events) and _BARE.match(text):
+                for frame in told:  # "AssertionError" alone: the line that raised it is the message
+                    self._scan(frame.strip(), rank, events)
             return True
         return False
 
@@ -350,16 +358,19 @@ class Watcher:
                 state.progress = now
                 events.append(Event("progress", body[:200], rank, state.lines, state.phase, *now))
 
-    def _scan(self, body: str, rank: str, events: list[Event], *, always: bool = False) -> None:
+    def _scan(self, body: str, rank: str, events: list[Event], *, always: bool = False) -> bool:
+        """Match one line against the table; whether it shows anything."""
         if not always and (_BENIGN.search(body) or (self._scans >= MAX_SCANS and not self._thorough)):
-            return
+            return False
         if not self._thorough:
             self._scans += 1
-        for signature in match_line(body[:4000]):
+        found = match_line(body[:4000])
+        for signature in found:
             if signature.id not in self.state.matches:
                 line = 0 if always else self.state.lines
                 self.state.matches[signature.id] = Match(signature, body[:1000], line, rank)
                 events.append(Event("match", signature.id, rank, self.state.lines, self.state.phase))
+        return bool(found)
 
     def _restart(self) -> None:
         """A new start in the same log: put the earlier one aside."""

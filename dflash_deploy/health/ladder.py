@@ -387,11 +387,9 @@ class _Ladder:
             return _ok(*told, "the first healthy release of this pair here: its figures are kept")
         told.append(f"last good release ({last['stack']}): {last['acceptance_length']:.2f}")
         if got.length < 0.75 * last["acceptance_length"]:
-            return _bad(
-                f"acceptance collapsed: {got.length:.2f}, recorded for {last['stack']}: "
-                f"{last['acceptance_length']:.2f}",
-                *told,
-            )
+            what = "acceptance collapsed" if got.length < 1.05 else "the drafter accepts less at every position"
+            before = f"recorded for {last['stack']}: {last['acceptance_length']:.2f}"
+            return _bad(f"{what}: {got.length:.2f}, {before}", *told)
         for at, (now, before) in enumerate(zip(got.by_position[:6], last["by_position"], strict=False), 1):
             if before >= 0.3 and now < 0.5 * before and got.steps >= 20:
                 return _bad(

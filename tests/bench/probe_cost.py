@@ -187,7 +187,8 @@ def main() -> int:
     parser.add_argument("--probes", type=int, default=1000)
     parser.add_argument("--deep", type=int, default=3)
     args = parser.parse_args()
-    prompts = [json.loads(line)["prompt"] for line in (PAIR / "prompts.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (PAIR / "prompts.jsonl").read_text().splitlines()]
+    prompts = [str(row["prompt"] if "prompt" in row else row["messages"][-1]["content"]) for row in rows]
     rounds: list[dict[str, Any]] = []
     windows: list[dict[str, Any]] = []
 

@@ -11,14 +11,18 @@ from typing import Any
 
 import pytest
 
+from dflash_deploy.audit.rules import RULES
 from dflash_deploy.diagnose import by_id, diagnose, make_bundle, redact, table
 from dflash_deploy.diagnose.bundle import environment
 from dflash_deploy.diagnose.signatures import KINDS
+from tests.diagnose.reports import DATA, reports
 
 CASES = [
     json.loads(line)
     for line in (Path(__file__).parents[1] / "data" / "diagnose" / "cases.jsonl").read_text("utf-8").splitlines()
 ]
+
+LOGS = [report for report in reports() if "log" in report]
 
 
 @pytest.mark.parametrize("case", CASES, ids=[f"{i}-{c['want']}" for i, c in enumerate(CASES)])
@@ -30,9 +34,22 @@ def test_primary_cause(case: dict[str, Any], thorough: bool) -> None:
     assert (found.primary.id if found.primary else None) == case["want"]
 
 
+@pytest.mark.parametrize("report", LOGS, ids=[r.get("ref", "") or f"{i}-{r['want']}" for i, r in enumerate(LOGS)])
+def test_reported_log(report: dict[str, Any]) -> None:
+    """Alone, and at the end of a real start's log."""
+    log = report["log"].encode()
+    start = (DATA / "cpu-0.5.16-ready.log").read_bytes().partition(b"Load weight end")[0].rpartition(b"\n")[0] + b"\n"
+    for text in (log,) if report.get("words") else (log, start + log):
+        for thorough in (True,) if report.get("words") else (True, False):
+            found = diagnose(text, thorough=thorough)
+            named = found.primary.id if found.primary else ""
+            assert named == report["want"], (thorough, [c.id for c in found.others])
+
+
 def test_table_is_sound() -> None:
     assert len({s.id for s in table()}) == len(table())
     for s in table():
+        assert not s.rule or s.rule in RULES, s.id
         assert s.kind in KINDS and s.where in ("host", "container", "venv", "model", "service"), s.id
         assert re.fullmatch(r"[a-z0-9-]+", s.id) and s.title and s.cause and s.next, s.id
         assert not any(p.search("") for p in s.patterns), s.id

@@ -68,13 +68,22 @@ class Handler(BaseHTTPRequestHandler):
             if mode != "cut":
                 self.wfile.write(b"data: [DONE]\n\n")
             return None
-        text = {"garbage": " xq zz", "repeat": " a a a a a a a a a a"}.get(mode, " cold.")
+        texts = {
+            "garbage": " xq zz",
+            "repeat": " a a a a a a a a a a",
+            "gibberish": " \ufffd\ufffd q\ufffd \ufffd\ufffd",
+        }
+        text = texts.get(mode, " cold.")
         sampling = asked.get("sampling_params") or {}
         for stop in sampling.get("stop") or () if mode != "ignores-stop" else ():
             text = text[: text.index(stop)] if stop in text else text
         if "regex" in sampling and mode != "ignores-grammar":
             return self.send(400, {"error": {"message": "grammars are not supported with DFLASH"}})
-        rows = {"collapsed": (12, 0, [12]), "decay": (60, 90, [10, 10, 20, 20, 0, 0, 0, 0])}
+        rows = {
+            "collapsed": (12, 0, [12]),
+            "decay": (60, 90, [10, 10, 20, 20, 0, 0, 0, 0]),
+            "shifted": (40, 32, [20, 10, 8, 2]),
+        }
         steps, accepted, histogram = rows.get(mode, (4, 8, [0, 1, 2, 1]))
         meta = {
             "completion_tokens": 12,

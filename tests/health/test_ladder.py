@@ -25,9 +25,11 @@ from dflash_deploy.health import (
     stream_completion,
 )  # fmt: skip
 from dflash_deploy.health import ladder as ladder_module
+from tests.diagnose.reports import reports
 from tests.health.conftest import Standin
 
 PROBE = Probe("The opposite of hot is", 12, "cold.")
+REPORTS = [report for report in reports() if "state" in report]
 OPTIONS = Options(probes=(PROBE,), timeout_s=2.0)
 
 
@@ -86,6 +88,17 @@ def test_state_is_named(standin: Standin, mode: str, rung: str, diagnosis: str) 
     assert report.failed.status is (RungStatus.STARTING if mode == "starting" else RungStatus.FAILED)
     later = report.rungs[[r.name for r in report.rungs].index(rung) + 1 :]
     assert all(r.status is RungStatus.NOT_RUN for r in later)
+
+
+@pytest.mark.parametrize("report", REPORTS, ids=[r["ref"] for r in REPORTS])
+def test_reported_state(standin: Standin, report: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state that a public report describes is named as its cause."""
+    monkeypatch.setattr(ladder_module, "HEALTH_TIMEOUT_S", 1.0)
+    if report["state"] == "shifted":
+        assert climb(standin).ok  # the release before it, whose figures are kept
+    standin.mode(report["state"])
+    failed = climb(standin).failed
+    assert failed and failed.diagnosis == report["want"], failed
 
 
 def test_key_opens_the_door(standin: Standin) -> None:
