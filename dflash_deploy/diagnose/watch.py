@@ -86,6 +86,8 @@ class WatchState:
     """The line that ends a start; empty as long as there is none."""
     fatal_line: int = 0
     lines: int = 0
+    ended: bool = False
+    """It was told to end (SIGTERM): what follows is no failure."""
     starts: int = 1
     earlier: list[WatchState] = field(default_factory=list)
     """Starts of the same log that failed before this one, oldest first; the last few."""
@@ -95,6 +97,7 @@ class WatchState:
 
 _ANSI = re.compile(rb"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07]*\x07|\x1b[@-_]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _PREFIX = re.compile(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)?((?: [A-Z_]+\d+)*)\] ?")
+_RUNNER = re.compile(r"\[serve ")
 _RUNNER_START = re.compile(r"\[serve [^\]]*\] start: ")
 _TRACE = "Traceback (most recent call last)"
 _EXCEPTION = re.compile(
@@ -113,9 +116,11 @@ _FATAL = re.compile(
     r"|Main process exited, code=(?:exited, status=[1-9]|killed|dumped)"
     r"|^\[serve [^\]]*\] (?:not started|cannot start|given up|ended with -?[1-9]\d*$)"
 )
+_ENDED = re.compile(r"SIGTERM received|crashed with exit code -(?:15|2)\b")
 _BENIGN = re.compile(
     r"API \(\S+\) disabled"
-    r"|Ignore import error|UserWarning(?!: CUDA init)|FutureWarning|DeprecationWarning|Fail to set RLIMIT"
+    r"|Ignore import error|UserWarning(?!: CUDA init|.{0,80}CUDA capability)|FutureWarning"
+    r"|DeprecationWarning|Fail to set RLIMIT"
     r"|No CUDA runtime is found"
     r"|warnings\.warn|generation config|server_args=|is deprecated|Using default .{0,40}config"
     r"|is not available(?:,| and) .{0,30}(?:fall|using)|No (?:HuggingFace )?chat template"
@@ -125,10 +130,10 @@ _KEYWORDS = tuple(
     (
         b"raceback|rror|ERROR|xception|ail|FAIL|atal|undefined|annot|upported|ot found|o such|space left"
         b"|atchdog|igquit|illed|ut of|imeout|imed out|Xid|nvalid|efused|enied|issing|stuck|hangs|hung"
-        b"|recogni|exceed|ignal|unbalanced|anic|oom|already|died|dumped|deadlock|nan|inf |warmup"
+        b"|recogni|exceed|ignal|unbalanced|anic|oom|already|died|dumped|dead|nan|inf |warmup"
         b"|torch distributed|Load weight|oading |Captur|KV Cache|draft runner|max_total_num_tokens|Uvicorn"
         b"|fired up|erverArgs(|Memory pool|[serve |terminate called|unavailable"
-        b"|rash|llegal|egfault|repeated too|restricted|WARN|no longer|=exited|=killed|=dumped"
+        b"|rash|llegal|ompatible|rejected|egfault|repeated too|restricted|WARN|xit code|=exited|=killed|=dumped"
     ).split(b"|")
 )
 _REPEATABLE = re.compile(rb"Traceback|\d/\d|egin|allocated|draft|max_total|Uvicorn|fired|ServerArgs|\[serve ")
@@ -298,6 +303,9 @@ class Watcher:
             self._seen[key] = None
             if len(self._seen) > 512:
                 self._seen.popitem(last=False)
+        state.ended = state.ended or _ENDED.search(body) is not None
+        if state.ended and not _RUNNER.match(body):
+            return
         self._scan(body, rank, events)
         if not state.fatal and _FATAL.search(body):
             self._fatal(body, rank, events)
@@ -349,6 +357,10 @@ class Watcher:
         if phase is not None and (phase is not before or rank not in state.ranks):
             state.ranks[rank] = phase
             state.phase, state.progress = phase, None
+            if phase is Phase.READY:  # what was seen on the way did not keep it from serving
+                state.matches.clear()
+                state.first_errors.clear()
+                self._seen.clear()
             events.append(Event("phase", body[:200], rank, state.lines, phase))
             return
         counted = _SHARDS.search(body) or _GRAPH.search(body)

@@ -88,6 +88,26 @@ def test_bundle_holds_no_secret() -> None:
     assert redact("--api-key-env NAME --tokenizer-path /m") == "--api-key-env NAME --tokenizer-path /m"
 
 
+def test_a_server_that_was_told_to_end() -> None:
+    """An optional module was missing, it served, SIGTERM ended it: nothing failed. What comes after ready counts."""
+    served = (
+        b"ModuleNotFoundError: No module named 'openai_harmony'\n"
+        b"[2026-01-05 10:00:12] The server is fired up and ready to roll!\n"
+        b"[2026-01-05 10:00:30] DFLASH speculative decoding does not support return_logprob yet., self.rid='a9'\n"
+    )
+    ended = (
+        b"[2026-01-05 10:01:10] Subprocess scheduler_0 (pid=21059) crashed with exit code -15. Triggering SIGQUIT\n"
+        b"[2026-01-05 10:01:10] SIGQUIT received. signum=None, frame=None. It usually means one child failed.\n"
+    )
+    for thorough in (True, False):
+        assert not diagnose(served + ended, thorough=thorough).failed
+        found = diagnose(served + ended.replace(b"-15", b"-9"), thorough=thorough)
+        assert found.primary and found.primary.id == "child-killed"
+        again = served + b"ModuleNotFoundError: No module named 'openai_harmony'\n"
+        found = diagnose(again, thorough=thorough)
+        assert found.primary and found.primary.id == "package-missing"
+
+
 def test_earlier_starts_are_told() -> None:
     """A crash, a restart by the runner, and a healthy server after it: the crash is not forgotten."""
     log = (
