@@ -47,7 +47,7 @@ def accepted(meta: list[dict[str, Any]]) -> float:
 
 
 def greedy(servers: list[Server], prompts: list[str], tokens: int, exact: bool, first_prompts: int) -> dict[str, Any]:
-    """Greedy answers of every server against the first's, eight at a time; where they part, the first server's gap.
+    """Greedy answers of every server against the first's, 32 at a time; where they part, the first server's gap.
 
     Raises:
         RuntimeError: ``exact``, and an answer differs.
@@ -70,7 +70,7 @@ def greedy(servers: list[Server], prompts: list[str], tokens: int, exact: bool, 
         }
 
     out: dict[str, Any] = {"prompts": len(prompts), "tokens": tokens, "arms": {}, "tokens_a_step": {}}
-    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+    with concurrent.futures.ThreadPoolExecutor(32) as pool:
         answers = {}
         for server in servers:
             rows = list(pool.map(lambda p, s=server: generate(s, p, sampling), prompts))  # type: ignore[misc]

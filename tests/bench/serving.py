@@ -74,13 +74,14 @@ class Server:
         command = [sys.executable, "-m", "sglang.launch_server", "--model-path", args.target, "--host", "127.0.0.1"]
         command += ["--port", str(port), "--dtype", args.dtype, "--mem-fraction-static", str(args.mem)]
         command += ["--max-total-tokens", str(args.kv_tokens)]
-        command += ["--cuda-graph-max-bs", str(args.max_bs), "--max-running-requests", str(args.max_bs)]
+        command += [args.graph_flag, str(args.max_bs), "--max-running-requests", str(args.max_bs)]
         command += ["--tp-size", str(args.tp), *COMMON, *arm_args(arm, args.draft), *args.server_args.split()]
         command += DUMMY if args.shape else []
         env = dict(os.environ)
         if args.dtype == "float32":
             env["PYTHONPATH"] = os.pathsep.join([str(FLOAT32), *filter(None, [env.get("PYTHONPATH")])])
-            env["TRITON_F32_DEFAULT"] = "ieee"  # otherwise attention's products are TF32
+            # Otherwise attention's products are TF32. "ieee" is as exact and, without tensor cores, twenty times slower.
+            env.setdefault("TRITON_F32_DEFAULT", "tf32x3")
             command.append("--disable-prefill-cuda-graph")  # half a minute for each of its fifty sizes
         self.process = subprocess.Popen(
             command, stdout=log.open("wb"), stderr=subprocess.STDOUT, start_new_session=True, env=env, cwd=log.parent
@@ -126,6 +127,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--limit", type=int, default=0, help="first so many prompts of each file; 0: all")
     parser.add_argument("--max-bs", type=int, default=32)
+    parser.add_argument(
+        "--graph-flag", default="--cuda-graph-max-bs", help="later releases: --cuda-graph-max-bs-decode"
+    )
     parser.add_argument("--mem", type=float, default=0.3)
     parser.add_argument("--kv-tokens", type=int, default=160000, help="KV slots of each server")
     parser.add_argument("--start-limit", type=float, default=240.0)

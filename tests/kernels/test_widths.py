@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from dflash_kernels.accepted import Accepted  # noqa: E402
-from dflash_kernels.ddtree.widths import WidthPolicy, count_below  # noqa: E402
+from dflash_kernels.ddtree.widths import WidthPolicy, count_below, told_apart  # noqa: E402
 
 WIDTHS = (1, 8, 16, 32, 64)
 DRAFTS = {1: 0.0, 8: 1.69, 16: 1.93, 32: 2.11, 64: 2.34}
@@ -59,6 +59,25 @@ def test_hopeless_widths_are_never_tried() -> None:
     seconds = {1: 1e-3, 8: 2e-3, 16: 2e-3, 32: 20e-3, 64: 40e-3}
     policy = WidthPolicy(WIDTHS, (32,), {(w, 32): t for w, t in seconds.items()})
     assert not {32, 64} & set(serve(policy, seconds, 32, 300))
+
+
+def test_a_short_load_pays_little_for_trials() -> None:
+    """Step times as served at 32 requests (README), in waves that thin out; all steps count, trials included."""
+    ms = {1: 2.87, 8: 5.3, 16: 5.64, 32: 6.62, 64: 7.28}
+    captured = [*range(1, 9), *range(10, 33, 2)]
+    policy = WidthPolicy(WIDTHS, told_apart(captured), {(w, s): 0.8e-3 * t for w, t in ms.items() for s in captured})
+    seconds = {w: t * 1e-3 for w, t in ms.items()}
+    chosen: list[int] = []
+    for wave in range(4):
+        for bs, steps in ((32, 380), (29, 40), (22, 30), (11, 20), (3, 20)):
+            chosen += serve(policy, seconds, bs, steps, seed=wave)
+    got = sum(1 + DRAFTS[w] for w in chosen) / sum(seconds[w] for w in chosen)
+    assert got >= 0.98 * max((1 + DRAFTS[w]) / seconds[w] for w in WIDTHS)
+
+
+def test_sizes_told_apart() -> None:
+    assert told_apart([*range(1, 9), *range(10, 33, 2)]) == [1, 2, 3, 4, 6, 8, 12, 18, 24, 32]
+    assert told_apart([5]) == [5]
 
 
 def test_follows_a_change_of_load() -> None:

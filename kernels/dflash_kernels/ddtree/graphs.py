@@ -32,7 +32,7 @@ from .commit import Committed, commit_step
 from .prepare import StepBuffers
 from .shape import TreeShape
 from .vocabulary import Vocabulary
-from .widths import HOLD, AcceptanceMonitor, WidthPolicy, count_below
+from .widths import HOLD, AcceptanceMonitor, WidthPolicy, count_below, told_apart
 
 logger = logging.getLogger(__name__)
 
@@ -153,7 +153,7 @@ class StepGraphs:
             return
         self._sizes = sizes
         if policy:
-            self.policy = WidthPolicy(sorted(self.widths), self._sizes, {})
+            self.policy = WidthPolicy(sorted(self.widths), told_apart(self._sizes), {})
             self._monitor = AcceptanceMonitor(self.policy, self._logprobs.device)
         pool = torch.cuda.graph_pool_handle()
         with self._ranks.capturing() as stream:

@@ -35,6 +35,10 @@ MEMORY = 400
 """Verified trees over which a text's drafts are averaged."""
 PRIOR_DRAFTS, PRIOR_GAIN = 20.0, 1.1
 """What a doubled width is believed to add, and how many drafts that belief is worth."""
+PRIOR, WEIGHT = 24, 200
+"""Steps that the common part of all widths' times is worth against a width's own, and the most that those are worth."""
+APART = 1.3
+"""Batch sizes that are told apart differ by this factor: every one has to be learned by itself."""
 QUICK, SLOW = 0.05, 0.01
 """How fast the machine's drift and a width's own cost are followed."""
 
@@ -60,6 +64,15 @@ class _Cost:
             self.seconds += SLOW * (min(seconds, 2.0 * self.seconds) - self.seconds)
 
 
+def told_apart(captured: Sequence[int]) -> list[int]:
+    """Of ascending captured batch sizes, the largest and those below it by :data:`APART` each."""
+    kept: list[int] = []
+    for size in reversed(captured):
+        if not kept or size * APART <= kept[-1]:
+            kept.append(size)
+    return kept[::-1]
+
+
 @dataclass
 class WidthPolicy:
     """Chooses among captured widths; pure bookkeeping, no device work.
@@ -68,8 +81,8 @@ class WidthPolicy:
     apart from what the widths cost: one factor for each batch size follows the machine, costs are taken relative to it,
     and since a wider tree is never cheaper, costs that say otherwise are noise and are averaged (isotonic regression).
 
-    widths: ascending node counts, 1 (no draft) among them. sizes: ascending captured batch sizes. floor: seconds that the
-    GPU alone needs for a step of (width, size).
+    widths: ascending node counts, 1 (no draft) among them. sizes: ascending batch sizes that are told apart. floor:
+    seconds that the GPU alone needs for a step of (width, size).
     """
 
     widths: Sequence[int]
@@ -85,7 +98,7 @@ class WidthPolicy:
     steps: int = 0
 
     def bucket(self, bs: int) -> int:
-        """The captured size that a batch of ``bs`` is padded to."""
+        """The size that a batch of ``bs`` counts as: the next larger one."""
         return self.sizes[min(bisect_left(self.sizes, bs), len(self.sizes) - 1)]
 
     def drafts(self, width: int) -> float:
@@ -98,20 +111,30 @@ class WidthPolicy:
         return drafts
 
     def seconds(self, size: int) -> dict[int, float]:
-        """Seconds of a step of each width; for one that was never timed, the least that it can take."""
+        """Seconds of a step of each width; for one that was never timed, about the least that it can take.
+
+        That is what the GPU needs, and where it sets the pace, as much beyond that as timed trees take (half, undrafted).
+        """
         drift = self._drift.get(size, 1.0)
+        floor = {w: self.floor.get((w, size), 0.0) for w in self.widths}
         timed = [w for w in self.widths if w > 1 and self._timed(w, size)]
-        pooled = dict(zip(timed, _isotonic([self._costs[w, size] for w in timed]), strict=True))
+        seen = {w: min(self._costs[w, size].seen, WEIGHT) for w in timed}
+        taken = {w: self._costs[w, size].seconds * drift for w in timed}
+        whole, gpu = (sum(seen[w] * part[w] for w in timed) / max(1, sum(seen.values())) for part in (taken, floor))
+        # Where the GPU sets the pace, widths differ little beyond what it needs, so that the others tell of each.
+        paced = gpu >= whole / 2
+        beyond, prior = (whole - gpu, PRIOR) if paced else (0.0, 0)
+        told = [(prior * (floor[w] + beyond) + seen[w] * taken[w]) / (prior + seen[w]) for w in timed]
+        pooled = dict(zip(timed, _isotonic(told, list(seen.values())), strict=True))
         if self._timed(1, size):
-            pooled[1] = self._costs[1, size].seconds
+            pooled[1] = self._costs[1, size].seconds * drift
         out, least = {}, 0.0
         for width in self.widths:
-            floor = self.floor.get((width, size), 0.0)
             if width in pooled:
-                out[width] = max(pooled[width] * drift, floor)
+                out[width] = max(pooled[width], floor[width])
                 least = out[width] if width > 1 else 0.0
             else:
-                out[width] = max(floor, least, 1e-6)
+                out[width] = max(floor[width] + max(0.0, beyond) * (1.0 if width > 1 else 0.5), least, 1e-6)
         return out
 
     def _timed(self, width: int, size: int) -> bool:
@@ -192,11 +215,11 @@ class WidthPolicy:
         }
 
 
-def _isotonic(costs: Sequence[_Cost]) -> list[float]:
-    """The nearest non-decreasing sequence (pool adjacent violators, weighted by what was seen)."""
+def _isotonic(values: Sequence[float], weights: Sequence[int]) -> list[float]:
+    """The nearest non-decreasing sequence (pool adjacent violators)."""
     blocks: list[tuple[float, int, int]] = []  # mean, weight, length
-    for cost in costs:
-        blocks.append((cost.seconds, min(cost.seen, 200), 1))
+    for value, weight in zip(values, weights, strict=True):
+        blocks.append((value, weight, 1))
         while len(blocks) > 1 and blocks[-2][0] >= blocks[-1][0]:
             (a, m, i), (b, n, j) = blocks[-2:]
             blocks[-2:] = [((a * m + b * n) / (m + n), m + n, i + j)]
