@@ -29,6 +29,13 @@ class BootHost(Protocol):
     ) -> container.TestHost: ...
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks what runs something over SSH: it mostly waits, so CI runs it beside others."""
+    for item in items:
+        if {"sshd", "new_sshd"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.waits)
+
+
 @pytest.fixture(scope="session")
 def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
     """A real sshd on loopback."""

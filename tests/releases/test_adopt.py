@@ -21,7 +21,7 @@ from dflash_deploy.settings import effective
 from tests.releases import standin
 from tests.releases.conftest import Deployed
 
-pytestmark = pytest.mark.timeout(1500)
+pytestmark = [pytest.mark.waits, pytest.mark.timeout(1500)]
 
 
 def test_a_service_of_the_old_layout(deployed: Deployed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

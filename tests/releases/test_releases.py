@@ -8,7 +8,7 @@ import pytest
 
 from tests.releases.conftest import Deployed
 
-pytestmark = pytest.mark.timeout(1500)
+pytestmark = [pytest.mark.waits, pytest.mark.timeout(1500)]
 
 
 def root_of(deployed: Deployed) -> Path:

@@ -84,6 +84,7 @@ def replicas(tmp_path: Path) -> Iterator[list[tuple[int, subprocess.Popen[bytes]
 
 
 @pytest.mark.wheels
+@pytest.mark.waits
 @pytest.mark.timeout(900)
 def test_two_replicas_behind_the_real_router(
     cli: Cli, replicas: list[tuple[int, subprocess.Popen[bytes]]], tmp_path: Path
