@@ -555,13 +555,17 @@ def env_from(path):
 
 
 def status(path):
+    """The record, and what it means now: ``running``: the runner is there; ``serves``: fingerprint of what it serves, empty
+    when it serves nothing, as between two tries, when its log is that of the try that failed."""
     state = read_state(path)
     if state is None:
-        return {"running": False, "known": False}
+        return {"running": False, "known": False, "serves": ""}
     here = state["boot_id"] == boot_id()
     running = here and alive(state["pid"], state["start"])
     orphans = leftovers(state) if here and not running and state["session"] == state["pid"] else {}
-    return dict(state, running=running and not state.get("failed"), known=True, orphans=sorted(orphans))
+    running = running and not state.get("failed")
+    serves = state.get("fingerprint") or "" if running and not state.get("waiting") else ""
+    return dict(state, running=running, serves=serves, known=True, orphans=sorted(orphans))
 
 
 def start(options):

@@ -43,7 +43,9 @@ class _Job:
     stall: Sequence[str]
 
 
-def _climb(here: Deployment, job: _Job, tell: Callable[[Rung], None]) -> HealthReport:
+def _climb(
+    here: Deployment, job: _Job, tell: Callable[[Rung], None], before: HealthReport | None = None
+) -> HealthReport:
     """One host's ladder."""
     from dflash_deploy.health import check
 
@@ -53,7 +55,7 @@ def _climb(here: Deployment, job: _Job, tell: Callable[[Rung], None]) -> HealthR
     if options.concurrency <= 0:
         # A batch of 32 takes an interpreter minutes and proves nothing that four do not.
         options = replace(options, concurrency=4 if here.settings.stack.device == "cpu" else 32)
-    return check(here.host, here.settings, job.level, tell, options=options)
+    return check(here.host, here.settings, job.level, tell, options=options, before=before)
 
 
 def _wait(here: Deployment, job: _Job) -> None:
@@ -74,6 +76,7 @@ class _Hosts:
     def __init__(self, *, keep: bool) -> None:
         self._keep = keep
         self._kept: dict[str, tuple[ExitStack, Deployment]] = {}
+        self._last: dict[str, HealthReport] = {}
 
     def __enter__(self) -> _Hosts:
         return self
@@ -90,8 +93,10 @@ class _Hosts:
         if name in self._kept:
             kept = self._kept[name][1].settings
             with suppress(DflashError):
-                report = _climb(self._kept[name][1], job, lambda rung: tell(rung) if rung.good else None)
+                here = self._kept[name][1]
+                report = _climb(here, job, lambda rung: tell(rung) if rung.good else None, self._last.get(name))
                 if report.ok:
+                    self._last[name] = report
                     return report
             self._drop(name)
         with ExitStack() as opened:
@@ -105,9 +110,11 @@ class _Hosts:
             report = _climb(here, job, tell)
             if self._keep and report.ok:
                 self._kept[name] = (opened.pop_all(), here)
+                self._last[name] = report
         return report
 
     def _drop(self, name: str) -> None:
+        self._last.pop(name, None)
         with suppress(DflashError):
             self._kept.pop(name)[0].close()
 
@@ -285,7 +292,7 @@ def health(
     from dflash_deploy.cli.start import stall_limits
     from dflash_deploy.inventory import load_inventory
 
-    # Level ready is light enough for a server under load: it takes none of its batch.
+    # Level ready is light enough for a server under load: one token of its own every HEALTH_EVERY_S.
     level = level or ("ready" if watch else "spec")
     if level not in list(ladder.Level):
         raise UsageError(f"no level {level!r}", hint="live, ready, generate, spec, lossless or soak")

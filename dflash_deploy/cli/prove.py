@@ -141,8 +141,8 @@ def restore_of(here: Deployment, release: Release, broken: Release | None) -> Pl
     ours = release.files.get(f"config/{service}.service", "")
     differs = bool(unit) and here.look.files.get(unit) != ours
     record = (here.look.services.get(service) or {}).get("record") or {}
-    running = str(record.get("fingerprint") or "") if record.get("running") else ""
-    return restore_plan(here.settings, here.facts, release, unit_differs=differs, running=running, broken=broken)
+    serves = str(record.get("serves") or "")
+    return restore_plan(here.settings, here.facts, release, unit_differs=differs, running=serves, broken=broken)
 
 
 def check_port(here: Deployment, ours: Sequence[int]) -> None:

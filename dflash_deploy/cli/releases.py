@@ -35,7 +35,9 @@ def releases(host: HostArgument, place: Place, as_json: JsonOption = False) -> N
         emit_json({"host": host, "current": here.look.current, "history": list(here.look.history), "releases": rows})
         return
     for row in rows:
-        marks = [word for word in ("current", "running", "proved") if row[word]]
+        marks = [word for word in ("current", "serving", "proved") if row[word]]
+        if row["running"] and not row["serving"]:
+            marks.append("between two tries")
         if row["failed"]:
             marks.append(f"failed: {row['failed']}")
         if not row["complete"]:

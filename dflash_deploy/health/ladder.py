@@ -7,7 +7,7 @@ import json
 import posixpath
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +26,9 @@ from dflash_deploy.settings import Settings
 
 HEALTH_TIMEOUT_S = 30.0
 """SGLang answers /health after at most 20 s, with 503 when no token came."""
+
+HEALTH_EVERY_S = 30.0
+"""A watch asks /health so often: for each, the server computes a request of its own between those of its users."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +70,11 @@ def _bad(*evidence: str, hint: str = "") -> _Verdict:
 
 
 class _Ladder:
-    def __init__(self, host: Host, settings: Settings, options: Options, base_url: str) -> None:
+    def __init__(
+        self, host: Host, settings: Settings, options: Options, base_url: str, before: HealthReport | None = None
+    ) -> None:
         self.host, self.settings, self.options, self.base_url = host, settings, options, base_url
+        self.before = before
         self.data: dict[str, Any] = {"url": settings.url}
         self.metas: list[dict[str, Any]] = []
         self.info: dict[str, Any] = {}
@@ -136,6 +142,12 @@ class _Ladder:
 
     # -- ready -----------------------------------------------------------------------------------------------------
     def health(self) -> _Verdict:
+        if self.before is not None and self.before.ok:
+            asked = float(self.before.data.get("health_asked") or 0.0)
+            same = _pids(self.before.data) == _pids(self.data)
+            if same and 0 <= time.time() - asked < HEALTH_EVERY_S:
+                self.data["health_asked"] = asked
+                return _ok(f"/health answered 200 {time.time() - asked:.0f} s ago, to the same processes")
         try:
             reply = request(self.base_url, "/health", key=self.options.key, timeout_s=HEALTH_TIMEOUT_S)
         except NoReply as error:
@@ -143,6 +155,7 @@ class _Ladder:
                 return _bad(f"health: no answer within {HEALTH_TIMEOUT_S:g} s: the HTTP process hangs")
             return _bad(f"/health: {error.detail}")
         if reply.status == 200:
+            self.data["health_asked"] = time.time()
             return _ok(f"/health answers 200 after {reply.seconds:.1f} s")
         if reply.status in (401, 403):
             return _bad(
@@ -162,7 +175,8 @@ class _Ladder:
             if reply.status == 404:  # releases before 0.5.13
                 reply = request(self.base_url, "/get_server_info", key=self.options.key, timeout_s=HEALTH_TIMEOUT_S)
         except NoReply as error:
-            return _bad(f"/server_info: {error.detail}")
+            hangs = ": no response from the scheduler, which hangs" if error.kind == "timeout" else ""
+            return _bad(f"/server_info: {error.detail}{hangs}")
         info = reply.json()
         if reply.status != 200 or not isinstance(info, dict):
             return _bad(f"/server_info answers {reply.status}: {reply.body[:120]!r}")
@@ -538,6 +552,11 @@ def planned_arguments(settings: Settings) -> dict[str, Any]:
     return planned
 
 
+def _pids(data: Mapping[str, Any]) -> list[int]:
+    """The server's processes, as a report's data has them."""
+    return [int(process["pid"]) for process in data.get("processes") or ()]
+
+
 def _same(effective: Any, planned: Any) -> bool:
     if isinstance(planned, bool) or isinstance(effective, bool):
         return bool(effective) == (planned in (True, "True", "true", "1"))
@@ -568,11 +587,14 @@ def check(
     on_progress: Callable[[Rung], None] | None = None,
     *,
     options: Options | None = None,
+    before: HealthReport | None = None,
 ) -> HealthReport:
     """Climb the ladder up to ``level``; stop at the first rung that does not hold.
 
     Args:
         on_progress: told each rung when it is done.
+        before: the last report of a watch. What it learnt of the same processes within ``HEALTH_EVERY_S`` is not asked
+            again; that the scheduler answers ``/server_info`` is.
 
     Raises:
         UsageError: the lossless rung without a reference.
@@ -587,7 +609,7 @@ def check(
         )
     rungs: list[Rung] = []
     with host.forward(settings.port) as port:
-        ladder = _Ladder(host, settings, options, f"http://127.0.0.1:{port}")
+        ladder = _Ladder(host, settings, options, f"http://127.0.0.1:{port}", before)
         broken = False
         for name, at, proves, ask_rung in _RUNGS:
             if order.index(at) > order.index(level):

@@ -32,7 +32,7 @@ class ServiceState:
     """Unix time of the start."""
     restarts: int = 0
     fingerprint: str = ""
-    """Of the files and settings that the running process was started with."""
+    """Of the files and settings that the serving process was started with; empty between two tries of the runner."""
     failed: bool = False
     """Given up after too many failures."""
     exit_code: int | None = None
@@ -135,15 +135,13 @@ def _recorded(host: Host, settings: Settings) -> dict[str, Any]:
 
 
 def _from_record(record: dict[str, Any], *, running: bool) -> ServiceState:
-    # A runner that waits between two tries serves nothing, and its log is that of the last one: it is started anew.
-    serves = running and not record.get("waiting")
     return ServiceState(
         running=running,
         pid=int(record.get("pid", 0)) if running else 0,
         server_pid=int(record.get("server", 0)) if running else 0,
         since=float(record.get("since", 0.0)),
         restarts=int(record.get("restarts", 0)),
-        fingerprint=str(record.get("fingerprint", "")) if serves else "",
+        fingerprint=str(record.get("serves") or "") if running else "",
         failed=bool(record.get("failed", False)),
         exit_code=record.get("exit_code"),
         orphans=tuple(record.get("orphans", ())),

@@ -17,7 +17,7 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,7 +76,8 @@ class Release:
             "id": self.id,
             "current": self.id == look.current,
             "proved": self.id in look.history,
-            "running": bool(look.running_release and look.running_release.id == self.id),
+            "running": look.running_release is self,
+            "serving": look.serving_release is self,
             "complete": self.complete,
             "failed": self.failed,
             "created": self.created,
@@ -134,13 +135,21 @@ class Look:
 
     @property
     def running_release(self) -> Release | None:
-        """The release whose service runs."""
+        """The release whose runner is there, serving or between two tries: what is ended before another one starts."""
+        return self._of_runner(lambda record: record.get("fingerprint") if record.get("running") else "")
+
+    @property
+    def serving_release(self) -> Release | None:
+        """The release that is being served."""
+        return self._of_runner(lambda record: record.get("serves"))
+
+    def _of_runner(self, told: Callable[[Mapping[str, Any]], Any]) -> Release | None:
+        """The release with the fingerprint that a runner's record tells."""
         for service in self.services.values():
-            record = service.get("record") or {}
-            if record.get("running") and record.get("fingerprint"):
-                found = [r for r in self.releases if r.fingerprint == record["fingerprint"]]
-                if found:
-                    return found[-1]
+            fingerprint = told(service.get("record") or {})
+            found = [each for each in self.releases if fingerprint and each.fingerprint == fingerprint]
+            if found:
+                return found[-1]
         return None
 
     def next_id(self, fingerprint: str) -> str:

@@ -2,12 +2,12 @@
 
     python -m tests.bench.probe_cost --venv DIR --out RESULT.json
 
-``DIR``: a patched environment of the CPU stack. Serves the tiny pair with the command itself and keeps ``--at-once``
-streams running all the time. ``health --watch`` comes and goes in windows of ``--seconds``, in the order off, on, on, off.
-It probes with hardly a pause between the rounds, far more often than anyone would: the loss is divided by the rounds, and
-``cost`` is what that makes of a round every ``--every`` seconds. Then it goes on under the same load until there are
-``--probes`` rounds in all, the last ``--deep`` of them at level spec, which generates. Exits 1 when one of them called the
-server unhealthy or a stream failed.
+``DIR``: a patched environment of the CPU stack. Serves the tiny pair with the command itself and gives it the same work
+again and again, ``--at-once`` streams at a time: alone, with ``health --watch``, and with requests to /health, which the
+watch sends every ``HEALTH_EVERY_S``; in changing order. Both come with hardly a pause, far more often than anyone would ask:
+the time lost is divided by their number, and ``cost`` is what that makes of a round every ``--every`` seconds. Then the watch
+goes on under an endless load until there are ``--probes`` rounds in all, the last ``--deep`` of them at level spec, which
+generates. Exits 1 when one of them called the server unhealthy or a stream failed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from dflash_deploy.health import is_ready
 from dflash_deploy.health.http import NoReply, stream_events
+from dflash_deploy.health.ladder import HEALTH_EVERY_S
 from tests.e2e.conftest import MAIN, dflash_deploy
 from tests.e2e.server import PAIR
 
@@ -102,12 +104,13 @@ class Watch:
 
 
 class Load:
-    """So many streams at once, without an end; ``tokens``: (moment, how many came)."""
+    """So many streams at once. ``tokens``: how many came; ``rounds``: how often each prompt is sent, 0: without an end."""
 
-    def __init__(self, url: str, prompts: Sequence[str], at_once: int, max_tokens: int) -> None:
-        self.tokens: list[tuple[float, int]] = []
+    def __init__(self, url: str, prompts: Sequence[str], at_once: int, max_tokens: int, rounds: int = 0) -> None:
+        self.tokens = 0
         self.failed: list[str] = []
-        self._stop, self._order = threading.Event(), itertools.cycle(prompts)
+        self._stop, self._lock = threading.Event(), threading.Lock()
+        self._order = iter(list(prompts) * rounds) if rounds else itertools.cycle(prompts)
         self._threads = [
             threading.Thread(target=self._stream, args=(url, max_tokens), daemon=True) for _ in range(at_once)
         ]
@@ -117,22 +120,47 @@ class Load:
     def _stream(self, url: str, max_tokens: int) -> None:
         sampling = {"temperature": 0.0, "max_new_tokens": max_tokens, "ignore_eos": True}
         while not self._stop.is_set():
-            body = {"text": next(self._order), "stream": True, "sampling_params": sampling}
-            so_far = 0
+            with self._lock:
+                prompt = next(self._order, None)
+            if prompt is None:
+                return
+            body = {"text": prompt, "stream": True, "sampling_params": sampling}
+            count = 0
             try:
                 for event in stream_events(url, "/generate", body, timeout_s=600.0):
                     count = int(event["meta_info"]["completion_tokens"])
-                    self.tokens.append((time.monotonic(), count - so_far))
-                    so_far = count
                     if self._stop.is_set():
                         break
             except NoReply as error:
                 self.failed.append(str(error))
                 time.sleep(1)
+            with self._lock:
+                self.tokens += count
 
-    def rate(self, began: float, ended: float) -> float:
-        """Tokens a second between two moments."""
-        return sum(count for moment, count in self.tokens if began <= moment < ended) / (ended - began)
+    def wait(self) -> None:
+        """Until the work is done."""
+        for thread in self._threads:
+            thread.join()
+
+    def end(self) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(60)
+
+
+class Asking:
+    """/health, asked by several at once without a pause: how often it was answered, and by what."""
+
+    def __init__(self, url: str, at_once: int) -> None:
+        self.verdicts: list[bool] = []
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._ask, args=(url,), daemon=True) for _ in range(at_once)]
+        for thread in self._threads:
+            thread.start()
+
+    def _ask(self, url: str) -> None:
+        while not self._stop.is_set():
+            self.verdicts.append(is_ready(url, timeout_s=60.0))
 
     def end(self) -> None:
         self._stop.set()
@@ -180,8 +208,11 @@ def main() -> int:
     parser.add_argument("--level", default="ready", help="of the watch; that of health --watch itself")
     parser.add_argument("--every", type=float, default=10.0, help="seconds between rounds whose cost is told")
     parser.add_argument("--pause", type=float, default=0.05, help="seconds between the rounds that are measured")
-    parser.add_argument("--pairs", type=int, default=6, help="windows without and with the watch")
-    parser.add_argument("--seconds", type=float, default=20.0, help="length of a window")
+    parser.add_argument("--turns", type=int, default=6, help="how often the work is done in each way")
+    parser.add_argument("--repeat", type=int, default=1, help="how often each prompt is sent in one turn")
+    parser.add_argument(
+        "--askers", type=int, default=4, help="requests to /health at a time; each takes a second or more"
+    )
     parser.add_argument("--at-once", type=int, default=8)
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--probes", type=int, default=1000)
@@ -190,7 +221,9 @@ def main() -> int:
     rows = [json.loads(line) for line in (PAIR / "prompts.jsonl").read_text().splitlines()]
     prompts = [str(row["prompt"] if "prompt" in row else row["messages"][-1]["content"]) for row in rows]
     rounds: list[dict[str, Any]] = []
-    windows: list[dict[str, Any]] = []
+    turns: list[dict[str, Any]] = []
+    answers: list[bool] = []
+    failed: list[str] = []
 
     def say(text: str) -> None:
         print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
@@ -201,28 +234,33 @@ def main() -> int:
         say(f"serves, {len(server)} processes")
         alone = idle(words, server, 30, args.level)
         say(f"idle: {alone}")
-        load = Load(url, prompts, args.at_once, args.max_tokens)
-        time.sleep(5)
-        for number in range(args.pairs):
-            for watched in (False, True) if number % 2 == 0 else (True, False):
-                watch = Watch(words, args.level, args.pause) if watched else None
+        Load(url, prompts, args.at_once, args.max_tokens, 1).wait()
+        arms = ("alone", "watch", "health")
+        for number in range(args.turns):
+            for arm in arms[number % 3 :] + arms[: number % 3]:
+                watch = Watch(words, args.level, args.pause) if arm == "watch" else None
                 if watch:
                     watch.wait_for(2)
-                time.sleep(1)
                 first, own = (len(watch.rounds), watch.cpu()) if watch else (0, 0.0)
                 busy, began = sum(map(cpu_of, server)), time.monotonic()
-                time.sleep(args.seconds)
-                ended = time.monotonic()
+                asking = Asking(url, args.askers) if arm == "health" else None
+                load = Load(url, prompts, args.at_once, args.max_tokens, args.repeat)
+                load.wait()
+                took, failed = time.monotonic() - began, failed + load.failed
                 row: dict[str, Any] = {
-                    "watched": watched, "seconds": round(ended - began, 3),
-                    "tokens_per_s": round(load.rate(began, ended), 3),
+                    "arm": arm, "seconds": round(took, 3), "tokens": load.tokens,
                     "server_cpu_s": round(sum(map(cpu_of, server)) - busy, 2),
                 }  # fmt: skip
                 if watch:
-                    row |= {"rounds": len(watch.rounds) - first, "probe_cpu_s": round(watch.cpu() - own, 2)}
+                    row |= {"probes": len(watch.rounds) - first, "probe_cpu_s": round(watch.cpu() - own, 2)}
                     rounds += watch.end()
-                windows.append(row)
+                if asking:
+                    row["probes"] = len(asking.verdicts)
+                    asking.end()
+                    answers += asking.verdicts
+                turns.append(row)
                 say(json.dumps(row))
+        load = Load(url, prompts, args.at_once, args.max_tokens)
         for level, count in ((args.level, args.probes - args.deep), ("spec", args.probes)):
             if len(rounds) < count:
                 more = ["--prompts", str(PAIR / "probe.json"), "--concurrency", "2"] if level == "spec" else []
@@ -231,27 +269,29 @@ def main() -> int:
                 rounds += watch.end()
                 say(f"{len(rounds)} rounds, {sum(not r['ok'] for r in rounds)} unhealthy")
         load.end()
-    off = [row for row in windows if not row["watched"]]
-    on = [row for row in windows if row["watched"]]
-    losses = [
-        (1 - b["tokens_per_s"] / a["tokens_per_s"]) * b["seconds"] / b["rounds"] for a, b in zip(off, on, strict=True)
-    ]
-    lost, error = statistics.fmean(losses), statistics.stdev(losses) / len(losses) ** 0.5
+        failed += load.failed
+    alone_s = [row["seconds"] for row in turns if row["arm"] == "alone"]
+    cost: dict[str, Any] = {"every_s": args.every, "health_every_s": HEALTH_EVERY_S}
+    shares = []
+    for arm, every in (("watch", args.every), ("health", HEALTH_EVERY_S)):
+        rows = [row for row in turns if row["arm"] == arm]
+        lost = [(row["seconds"] - a) / row["probes"] for row, a in zip(rows, alone_s, strict=True)]
+        cost[f"{arm}_lost_s"] = {"median": round(statistics.median(lost), 5), "each": [round(each, 5) for each in lost]}
+        shares.append(statistics.median(lost) / every)
+    cost["share"] = round(sum(shares), 5)
     unhealthy = [row for row in rounds if not row["ok"]]
     levels = [row["level"] for row in rounds]
     result = {
-        "at_once": args.at_once, "cpu_count": os.cpu_count(), "level": args.level, "idle": alone, "windows": windows,
-        "tokens_per_s": {"without": round(statistics.fmean(row["tokens_per_s"] for row in off), 3),
-                         "with": round(statistics.fmean(row["tokens_per_s"] for row in on), 3)},
-        "lost_s_per_round": {"mean": round(lost, 5), "standard_error": round(error, 5)},
-        "cost": {"every_s": args.every, "share": round(lost / args.every, 5),
-                 "share_at_most": round((lost + 2 * error) / args.every, 5)},
-        "probes": {level: levels.count(level) for level in dict.fromkeys(levels)},
-        "called_unhealthy": len(unhealthy), "unhealthy": unhealthy[:5], "streams_failed": load.failed,
+        "at_once": args.at_once, "cpu_count": os.cpu_count(), "level": args.level, "idle": alone, "turns": turns,
+        "tokens_per_s": {arm: round(sum(r["tokens"] for r in turns if r["arm"] == arm)
+                                    / sum(r["seconds"] for r in turns if r["arm"] == arm), 1) for arm in arms},
+        "cost": cost, "probes": {level: levels.count(level) for level in dict.fromkeys(levels)},
+        "called_unhealthy": len(unhealthy), "unhealthy": unhealthy[:5],
+        "health_asked": len(answers), "health_denied": answers.count(False), "streams_failed": failed,
     }  # fmt: skip
     args.out.write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps({key: value for key, value in result.items() if key != "windows"}))
-    return 1 if unhealthy or load.failed else 0
+    print(json.dumps({key: value for key, value in result.items() if key != "turns"}))
+    return 1 if unhealthy or failed or not all(answers) else 0
 
 
 if __name__ == "__main__":

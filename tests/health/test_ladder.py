@@ -177,6 +177,22 @@ def test_soak(standin: Standin) -> None:
     assert report.ok and report.data["soak"]["requests"] >= 4
 
 
+def test_a_watch_asks_for_few_tokens(standin: Standin, monkeypatch: pytest.MonkeyPatch) -> None:
+    """/health is asked again after a while, after a fault, and of other processes; the scheduler is asked each time."""
+    first = climb(standin, Level.READY)
+    standin.mode("hang")
+    monkeypatch.setattr(ladder_module, "HEALTH_TIMEOUT_S", 1.0)
+    report = check(standin.host, standin.settings, Level.READY, options=OPTIONS, before=first)
+    assert report.failed and (report.failed.name, report.failed.diagnosis) == ("arguments", "scheduler-not-progressing")
+    standin.mode("starting")
+    assert check(standin.host, standin.settings, Level.READY, options=OPTIONS, before=first).ok
+    assert not check(standin.host, standin.settings, Level.READY, options=OPTIONS, before=report).ok
+    other = replace(first, data={**first.data, "processes": [{"pid": 1}]})
+    assert not check(standin.host, standin.settings, Level.READY, options=OPTIONS, before=other).ok
+    monkeypatch.setattr(ladder_module, "HEALTH_EVERY_S", 0.0)
+    assert not check(standin.host, standin.settings, Level.READY, options=OPTIONS, before=first).ok
+
+
 def test_a_thousand_probes_never_lie(standin: Standin) -> None:
     base = f"http://127.0.0.1:{standin.settings.port}"
     assert all(is_ready(base) for _ in range(1000))

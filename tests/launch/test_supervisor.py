@@ -115,6 +115,16 @@ def test_a_server_that_cannot_start_is_given_up(service: Service, tmp_path: Path
     assert "given up after 3 failures" in log(service)
 
 
+def test_between_two_tries_nothing_is_served(service: Service) -> None:
+    """The runner is there, so a start replaces it; it serves nothing, so there is something to start."""
+    service.change(server_args=("--die",))
+    service.launch()
+    assert eventually(lambda: "ended with 3" in log(service))
+    state = service.state()
+    assert state.running and state.pid and not state.fingerprint
+    assert [step.title for step in service.plan().steps] == ["restart the service"]
+
+
 def test_a_killed_supervisor_leaves_nothing_that_down_misses(service: Service) -> None:
     service.launch()
     assert eventually(lambda: answers(service))
