@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 from .drafter import drafter_config, refuse_dependent_depths
+from .hybrid import hybrid_arguments, refuse_hybrid
 from .shape import AUTO, AUTO_TOPK, AUTO_WIDTHS, TreeShape, default_topk
 
 if TYPE_CHECKING:
@@ -17,10 +18,10 @@ SUPPORTED_BACKENDS = ("triton",)
 """Attention backends whose tree mask is proven here. Others verify a chain silently or need more hooks."""
 
 
-def handle_server_args(server_args: ServerArgs, tensor_parallel: bool = True) -> None:
+def handle_server_args(server_args: ServerArgs, tensor_parallel: bool = True, hybrids: bool = True) -> None:
     """SGLang 0.5.16: the arguments are read and assigned on ``server_args`` itself.
 
-    tensor_parallel: whether the release's worker is proven on several ranks.
+    tensor_parallel: whether the release's worker is proven on several ranks. hybrids: whether it is with recurrent layers.
     """
     from sglang.srt.arg_groups.overrides import attention_backends_of, resolved_view
     from sglang.srt.arg_groups.speculative_hook import _handle_dflash
@@ -31,6 +32,7 @@ def handle_server_args(server_args: ServerArgs, tensor_parallel: bool = True) ->
         lambda: attention_backends_of(resolved_view(server_args)),
         tensor_parallel,
     )
+    (hybrid_arguments if hybrids else refuse_hybrid)(server_args)
 
 
 def _budget(given: int | str | None, device: str) -> tuple[int | None, bool]:

@@ -16,5 +16,5 @@ def handle_server_args(server_args: ServerArgs) -> None:
     Raises:
         ValueError: an argument that DDTREE cannot serve, named.
     """
-    arguments.handle_server_args(server_args, tensor_parallel=False)
+    arguments.handle_server_args(server_args, tensor_parallel=False, hybrids=False)
     arguments.refuse_small_tree(server_args)

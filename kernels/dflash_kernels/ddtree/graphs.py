@@ -324,6 +324,10 @@ class StepGraphs:
             theirs: Tensor = getattr(accepted, each.name)
             mine[: theirs.shape[0]].copy_(theirs)
 
+    def accepted(self, bs: int) -> Accepted:
+        """The path that :meth:`commit` will follow, until the next step."""
+        return _first(self._accepted, bs)
+
     def commit(self, nodes: int, bs: int) -> Committed:
         """Move, append and count along the path that the walk left; the result outlives the next step."""
         width = self.widths[nodes]

@@ -15,6 +15,7 @@ from sglang.srt.speculative.dflash_info import DFlashVerifyInput
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from torch import Tensor
 
+from .hybrid import recurrent_of
 from .prepare import StepBuffers
 
 
@@ -31,6 +32,7 @@ def replays_alone(model_runner: Any, runner: Any) -> bool:
         or runner.buffer_registry.has_slot("num_token_non_padded")
         or model_runner.model_config.model_is_mrope
         or runner.buffer_registry.has_slot("mamba_track_indices")
+        or recurrent_of(model_runner.attn_backend) is not None
         or model_runner.hisparse_coordinator is not None
         or model_runner.device_timer is not None
         or model_runner.canary_manager is not None

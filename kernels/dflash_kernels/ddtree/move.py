@@ -25,6 +25,8 @@ class AcceptedMover:
     def bind(self) -> KvMover:
         """The mover of the pool as it is now; called once at start, so that a layout without rows is refused there."""
         pool = self._runner.token_to_kv_pool
+        if type(pool).__name__ == "HybridLinearKVPool":  # its recurrent layers have no KV
+            pool = pool.full_kv_pool
         if self._mover is None or pool is not self._pool:
             self._pool, self._mover = pool, KvMover(_row_buffers(pool))
         return self._mover

@@ -40,6 +40,15 @@ from ..verify import verify_tree
 from ..verify_greedy import verify_greedy
 from .commit import Committed, commit_step
 from .graphs import Append, StepGraphs
+from .hybrid import (
+    attention_of,
+    commit_states,
+    link,
+    recurrent_of,
+    refuse_chain_backend,
+    refuse_wide_tree,
+    take_no_links,
+)
 from .move import AcceptedMover
 from .prepare import StepBuffers, prepare_step
 from .shape import TreeShape, widths_of
@@ -68,16 +77,22 @@ def _touches_logits(sampling: Any) -> bool:
     )
 
 
-def _refuse_unproven(model_runner: Any) -> None:
+def _refuse_unproven(model_runner: Any, hybrids: bool) -> None:
     """Stop the start where a tree would be verified wrongly and plausibly.
 
+    hybrids: whether the release's recurrent layers are known to follow a tree.
+
     Raises:
-        RuntimeError: an attention backend that ignores the tree mask, recurrent layers, or a sliding window, whose
-            distances the tree's flat order does not give.
+        RuntimeError: an attention backend that ignores the tree mask, recurrent layers that take the tree for a chain,
+            or a sliding window, whose distances the tree's flat order does not give.
     """
-    backend = type(model_runner.attn_backend).__name__
-    if backend != "TritonAttnBackend":
-        raise RuntimeError(f"DDTREE verifies trees with TritonAttnBackend only; this target runs {backend}")
+    backend = model_runner.attn_backend
+    if hybrids and recurrent_of(backend) is not None:
+        refuse_chain_backend(backend)
+        backend = attention_of(backend)
+    name = type(backend).__name__
+    if name != "TritonAttnBackend":
+        raise RuntimeError(f"DDTREE verifies trees with TritonAttnBackend only; this target runs {name}")
     window = model_runner.sliding_window_size
     if window is not None and window > 0:
         raise RuntimeError(f"DDTREE does not serve targets with sliding-window attention (window {window}); use DFLASH")
@@ -99,12 +114,17 @@ class DDTreeWorker(DFlashWorkerV2):
     """Whether this release's target can be captured for several widths (proven by serving)."""
     captures_loading = True
     """Whether what this release does before a replay is known to be device work (:mod:`.load`)."""
+    serves_hybrids = True
+    """Whether this release's recurrent layers are known to follow a tree (:mod:`.hybrid`)."""
 
     def __init__(self, server_args: ServerArgs, **kwargs: Any) -> None:
         self.shape = shape_of(self._speculative(server_args))
         with self._as_drafter(server_args) as draft_args:
             super().__init__(server_args=draft_args, **kwargs)
         self.server_args = server_args
+        if self.serves_hybrids:
+            refuse_wide_tree(self.target_worker.model_runner, self.shape.nodes)
+        self._recurrent = False
         self._step = StepBuffers.empty(1, self.shape.block, self.shape.reserved, self.device)
         self._ranks = Ranks(get_tp_group())
         self._vocabulary = Vocabulary(self.target_worker.model_runner.model, self.shape, self._ranks)
@@ -130,7 +150,10 @@ class DDTreeWorker(DFlashWorkerV2):
         """Also hooks the walk into the target's graphs, which the scheduler captures next."""
         super().init_attention_backends()
         target = self.target_worker.model_runner
-        _refuse_unproven(target)
+        _refuse_unproven(target, self.serves_hybrids)
+        self._recurrent = recurrent_of(target.attn_backend) is not None
+        if self._recurrent:
+            take_no_links()
         self._mover.bind()
         decode = self._graph_config().decode
         if decode.backend == Backend.DISABLED:
@@ -282,11 +305,14 @@ class DDTreeWorker(DFlashWorkerV2):
             if not planned or _touches_logits(batch.sampling_info):
                 graphs.take(self._accept(batch, tree, logits_output.next_token_logits))
             committed = graphs.commit(nodes, bs)
+            accepted = graphs.accepted(bs)
         else:
             if hidden is None:
                 raise RuntimeError("DDTREE verify needs the target's hidden states and got none")
             accepted = self._accept(batch, tree, logits_output.next_token_logits)
             committed = self._commit(step, accepted, hidden, nodes)
+        if self._recurrent:
+            commit_states(self.target_worker.model_runner, accepted)
         # Destinations come from the slots gathered before the draft: nothing reads req_to_token after the verify, so the
         # scheduler may write it as early as for a chain.
         if on_publish is not None:
@@ -414,6 +440,8 @@ class DDTreeWorker(DFlashWorkerV2):
             custom_mask=self._mask(tree, prefix, (batch.seq_lens_sum + bs * nodes) * nodes, planned),
             capture_hidden_mode=CaptureHiddenMode.FULL,
         )
+        if self._recurrent:
+            link(verify_input, tree)
         forward_batch, can_run_cuda_graph = verify_input.prepare_for_verify(batch, self.target_worker)
         batch.seq_lens_cpu, batch.seq_lens_sum = saved
         out = self.target_worker.forward_batch_generation(
@@ -460,7 +488,10 @@ class DDTreeWorker(DFlashWorkerV2):
         """Server arguments in which the drafter's runner and its attention backend see F where the server has Q."""
         draft_args = copy.deepcopy(server_args)
         draft_args.override(
-            "ddtree.draft", speculative_num_draft_tokens=self.shape.block, speculative_ddtree_budget=self.shape.block
+            "ddtree.draft",
+            speculative_num_draft_tokens=self.shape.block,
+            speculative_ddtree_budget=self.shape.block,
+            speculative_eagle_topk=1,
         )
         yield draft_args
 
@@ -492,5 +523,5 @@ class DDTreeWorker(DFlashWorkerV2):
 
     def _mask_buffer(self, backend: Any) -> Tensor | None:
         """The captured mask of a backend of the target, flat uint8; None while nothing is captured."""
-        buffer: Tensor | None = backend.get_verify_buffers_to_fill_after_draft()[0]
+        buffer: Tensor | None = attention_of(backend).get_verify_buffers_to_fill_after_draft()[0]
         return buffer

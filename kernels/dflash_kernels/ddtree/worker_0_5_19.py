@@ -25,6 +25,7 @@ class DDTreeWorker(worker.DDTreeWorker):
 
     switches_width = False
     captures_loading = False
+    serves_hybrids = False
 
     def __init__(self, server_args: ServerArgs, **kwargs: Any) -> None:
         super().__init__(server_args, **kwargs)

@@ -1,4 +1,5 @@
-"""Lets SGLang 0.5.16 run in float32 on a GPU: its fused norm, activation and rotary kernels take half precision only.
+"""Lets SGLang 0.5.16 run in float32 on a GPU: its fused norm, activation and rotary kernels take half precision only, and
+so do those of experts and of a linear attention's prefill.
 
 Not for serving: the benches that ask for equal tokens need it. Found by being first on PYTHONPATH.
 """
@@ -21,7 +22,64 @@ def _separate_norms(module: Any) -> None:
     module.can_use_fused_inplace_qknorm = lambda *_: False
 
 
+def _recurrent_prefill(module: Any) -> None:
+    """The gated delta rule token by token, as the decode kernel has it; the chunked kernel refuses float32."""
+    import torch
+
+    def extend(
+        self: Any,
+        q: Any,
+        k: Any,
+        v: Any,
+        g: Any,
+        beta: Any,
+        *,
+        ssm_states: Any,
+        cache_indices: Any,
+        query_start_loc: Any,
+        **_: Any,
+    ) -> tuple[Any, None, None]:
+        heads = v.shape[2] // q.shape[2]
+        q, k = (x[0] / (x[0].square().sum(-1, keepdim=True) + 1e-6).sqrt() for x in (q, k))
+        q, k = (x.repeat_interleave(heads, 1).float() for x in (q * q.shape[-1] ** -0.5, k))
+        out = torch.empty_like(v)
+        starts = query_start_loc.tolist()
+        for at, slot in enumerate(cache_indices.tolist()):
+            state = ssm_states[slot].float()  # [heads, V, K]
+            for t in range(starts[at], starts[at + 1]):
+                state = state * g[0, t].exp()[:, None, None]
+                new = (v[0, t] - torch.einsum("hvk,hk->hv", state, k[t])) * beta[0, t][:, None]
+                state = state + new[:, :, None] * k[t][:, None, :]
+                out[0, t] = torch.einsum("hvk,hk->hv", state, q[t])
+            ssm_states[slot] = state
+        return out, None, None
+
+    module.TritonGDNKernel.extend = extend
+
+
+def _dense_experts(module: Any) -> None:
+    """Every expert over every token: few experts, no copy to the host, captured like the kernel."""
+    import torch
+
+    def forward(self: Any, layer: Any, dispatch_output: Any) -> Any:
+        from sglang.srt.layers.moe.token_dispatcher import StandardCombineInput
+
+        x, (weights, ids, *_) = dispatch_output.hidden_states, dispatch_output.topk_output
+        share = x.new_zeros(x.shape[0], layer.w13_weight.shape[0])
+        share.scatter_(1, ids.long(), weights.to(x.dtype))
+        out = torch.zeros_like(x)
+        for expert in range(share.shape[1]):
+            gate, up = torch.nn.functional.linear(x, layer.w13_weight[expert]).chunk(2, -1)
+            down = torch.nn.functional.linear(torch.nn.functional.silu(gate) * up, layer.w2_weight[expert])
+            out += share[:, expert, None] * down
+        return StandardCombineInput(hidden_states=out)
+
+    module.UnquantizedFusedMoEMethod.forward_native = forward
+
+
 CHANGES = {
+    "sglang.srt.layers.attention.linear.kernels.gdn_triton": _recurrent_prefill,
+    "sglang.srt.layers.quantization.unquant": _dense_experts,
     "sglang.srt.layers.utils.multi_platform": _native_layers,
     "sglang.srt.models.utils": _separate_norms,
 }
