@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from typing import Any
 
 from .backend import interpreting
 
@@ -20,3 +22,26 @@ def skip_overflow_checks() -> None:
     builder = interpreter.interpreter_builder
     if "sanitize_overflow" in {field.name for field in dataclasses.fields(builder.options)}:
         builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
+
+
+def keep_masks_boolean() -> None:
+    """Let interpreted kernels load and store under a mask that is ``&`` of a scalar and a block.
+
+    The interpreter makes integers of it, which its own loads and stores refuse (seen: Triton 3.8 and 3.9). SGLang's
+    convolution for linear attention has such masks. Nothing happens where kernels are compiled.
+    """
+    if not interpreting():
+        return
+    from triton.runtime import interpreter
+
+    for name, at in (("create_masked_load", 1), ("create_masked_store", 2)):
+        plain = getattr(interpreter.InterpreterBuilder, name)
+        if hasattr(plain, "__wrapped__"):
+            continue
+
+        @functools.wraps(plain)
+        def masked(self: Any, *args: Any, plain: Any = plain, at: int = at) -> Any:
+            args[at].data = args[at].data.astype(bool)
+            return plain(self, *args)
+
+        setattr(interpreter.InterpreterBuilder, name, masked)

@@ -6,7 +6,7 @@ import importlib.util
 import itertools
 import sys
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -18,9 +18,9 @@ from tests.patches.wheels import wheel
 
 torch = pytest.importorskip("torch")
 from dflash_kernels.accepted import Accepted  # noqa: E402
-from dflash_kernels.backend import interpreting  # noqa: E402
 from dflash_kernels.build_tree import build_tree  # noqa: E402
 from dflash_kernels.ddtree import hybrid  # noqa: E402
+from dflash_kernels.interpreter import keep_masks_boolean  # noqa: E402
 from dflash_kernels.tree import Tree  # noqa: E402
 from dflash_kernels.verify_greedy import verify_greedy  # noqa: E402
 from torch import Tensor  # noqa: E402
@@ -40,7 +40,7 @@ class Kernels:
 
 
 @pytest.fixture(scope="module")
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernels]:
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
     """The three kernels as SGLang 0.5.16 has them, out of its wheel and without the rest of it."""
     folder = tmp_path_factory.mktemp("sglang")
     pdl = ModuleType("sglang.jit_kernel.utils")
@@ -69,28 +69,8 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernels]:
         rule.fused_sigmoid_gating_delta_rule_update,
         scatter.scatter_mamba_states_after_mtp_verify,
     )
-    with pytest.MonkeyPatch.context() as patch:
-        if interpreting():
-            _keep_masks_boolean(patch)
-        yield found
-
-
-def _keep_masks_boolean(patch: pytest.MonkeyPatch) -> None:
-    """The interpreter's ``&`` of a scalar and a block is an integer, which its loads and stores refuse as a mask."""
-    from triton.runtime.interpreter import InterpreterBuilder
-
-    load, store = InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store
-
-    def masked_load(self: Any, ptrs: Any, mask: Any, *rest: Any) -> Any:
-        mask.data = mask.data.astype(bool)
-        return load(self, ptrs, mask, *rest)
-
-    def masked_store(self: Any, ptrs: Any, value: Any, mask: Any, *rest: Any) -> Any:
-        mask.data = mask.data.astype(bool)
-        return store(self, ptrs, value, mask, *rest)
-
-    patch.setattr(InterpreterBuilder, "create_masked_load", masked_load)
-    patch.setattr(InterpreterBuilder, "create_masked_store", masked_store)
+    keep_masks_boolean()
+    return found
 
 
 def _module(archive: zipfile.ZipFile, name: str, folder: Path) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.abc
 import importlib.machinery
+import os
 import sys
 from collections.abc import Sequence
 from types import ModuleType
@@ -77,12 +78,29 @@ def _dense_experts(module: Any) -> None:
     module.UnquantizedFusedMoEMethod.forward_native = forward
 
 
+def _boolean_masks(module: Any) -> None:
+    from dflash_kernels.interpreter import keep_masks_boolean
+
+    keep_masks_boolean()
+
+
 CHANGES = {
+    "sglang.kernels.ops.mamba.causal_conv1d_triton": _boolean_masks,
     "sglang.srt.layers.attention.linear.kernels.gdn_triton": _recurrent_prefill,
     "sglang.srt.layers.quantization.unquant": _dense_experts,
     "sglang.srt.layers.utils.multi_platform": _native_layers,
     "sglang.srt.models.utils": _separate_norms,
 }
+
+ON_CPU = {
+    "sglang.srt.mem_cache.memory_pool": ('device="cuda"', 'device="cpu"'),
+    "sglang.kernels.ops.mamba.mamba_state_scatter_triton": (".is_cuda", ".is_cpu"),
+}
+"""Without a GPU: what a linear attention's states name CUDA for, as text in the module's source."""
+
+
+def _without_gpu() -> bool:
+    return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -91,19 +109,30 @@ class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        change = CHANGES.get(name)
-        if change is None:
+        change, texts = CHANGES.get(name), ON_CPU.get(name) if _without_gpu() else None
+        if change is None and texts is None:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         if spec is None or spec.loader is None:
             return spec
-        load = spec.loader.exec_module
+        loader: Any = spec.loader
+        load = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
             load(module)
-            change(module)
+            if change is not None:
+                change(module)
 
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        def get_code(fullname: str) -> Any:
+            assert texts is not None
+            source = loader.get_source(fullname)
+            if texts[0] not in source:
+                raise ImportError(f"{fullname} has no {texts[0]}")
+            return compile(source.replace(*texts), spec.origin or fullname, "exec", dont_inherit=True)
+
+        if texts is not None:
+            loader.get_code = get_code
+        loader.exec_module = exec_module
         return spec
 
 
