@@ -201,9 +201,10 @@ def rows(source: str, found: Diagnosis) -> Iterator[Row]:
     for error in found.first_errors:
         who = error.rank or "the main process"
         yield "first", f"exception of {who} (line {error.line}): {error.exception[:300]}", ""
-    if not found.primary:
+    if not found.primary or found.primary.kind != "cause":
         for line in found.first_errors[0].lines[-12:] if found.first_errors else found.context[-12:]:
             yield "|", line, "dim"
+    if not found.primary:
         yield "next", f"dflash-deploy diagnose {source} --bundle FILE", "cyan"
 
 

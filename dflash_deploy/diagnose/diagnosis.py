@@ -95,9 +95,11 @@ def diagnose_watcher(watcher: Watcher) -> Diagnosis:
     watcher.close()
     state = watcher.state
     causes = _ranked(state)
+    # An exception that nobody knows tells more than the line that it brought about.
+    known = causes and not (causes[0].kind == "consequence" and state.first_errors)
     return Diagnosis(
-        primary=causes[0] if causes else None,
-        others=tuple(causes[1:]),
+        primary=causes[0] if known else None,
+        others=tuple(causes[1:] if known else causes),
         first_errors=tuple(sorted(state.first_errors.values(), key=lambda e: e.line)),
         phase=state.phase,
         fatal=state.fatal,

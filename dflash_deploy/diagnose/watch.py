@@ -183,6 +183,7 @@ class Watcher:
         self._trace: list[str] | None = None
         self._trace_rank = ""
         self._trace_line = 0
+        self._chained = ""
         self._pending_fatal = False
         self._loads: dict[str, int] = {}
         self._seen: OrderedDict[bytes, None] = OrderedDict()
@@ -297,7 +298,12 @@ class Watcher:
             if _FATAL.search(body):
                 self._pending_fatal = True
             self._end_trace("", events)
+            if not rank and prefix is None:  # one that follows from the last is of the same rank
+                rank, self._chained = self._chained, ""
             self._trace, self._trace_rank, self._trace_line = [text], rank, state.lines
+            return
+        if text.startswith(_CHAIN[:2]):
+            self._chained = self._trace_rank
             return
         if key:
             self._seen[key] = None

@@ -70,6 +70,15 @@ def test_unknown_failure_gives_the_first_exception() -> None:
         ("TP1", "QuirkError: the flux is off"),
         ("TP0", "OtherError: consequence"),
     ]
+    log += (
+        b"\nDuring handling of the above exception, another exception occurred:\n\nTraceback (most recent call last):\n"
+    )
+    log += b'  File "a.py", line 1, in f\n    g()\nThirdError: of the same rank\n'
+    log += b"[2026-01-05 10:00:02] Received sigquit from a child process. It usually means the child failed.\n"
+    for thorough in (True, False):
+        told = diagnose(log, thorough=thorough)
+        assert told.primary is None and [c.id for c in told.others] == ["child-failed"]
+        assert told.first_errors == found.first_errors
 
 
 def test_bundle_holds_no_secret() -> None:
