@@ -328,10 +328,10 @@ class Watcher:
         if _EXCEPTION.match(text):
             self._trace.append(text)
             rank = self._trace_rank
-            told = self._trace[-3:]
+            told = self._trace[-7:]
             self._end_trace(text, events)
             if not self._scan(text, rank, events) and _BARE.match(text):
-                for frame in told:  # "AssertionError" alone: the line that raised it is the message
+                for frame in told:  # "AssertionError" alone: the lines that raised it are the message
                     self._scan(frame.strip(), rank, events)
             return True
         return False
