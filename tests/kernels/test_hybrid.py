@@ -273,3 +273,57 @@ def test_width_is_capped_by_memory() -> None:
     hybrid.check_width(nodes=32, **{**size, "states": 32})  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match=r"there are 0.0 GiB. Lower --max-running-requests"):
         hybrid.check_width(nodes=2, **{**size, "free": 2**30})  # type: ignore[arg-type]
+
+
+def arguments(**changed: Any) -> SimpleNamespace:
+    """What ``hybrid_arguments`` reads of the server's arguments; ``kind``: the target's recurrent layers."""
+    kind = changed.pop("kind", "gdn")
+    config = SimpleNamespace(architectures=["Qwen3NextForCausalLM"], kind=kind)
+    given = {
+        "get_model_config": lambda: SimpleNamespace(hf_config=config),
+        "speculative_ddtree_budget": 16,
+        "speculative_eagle_topk": 1,
+        "disable_radix_cache": True,
+        "enable_gdn_replayssm_spec": False,
+        "enable_linear_replayssm": False,
+        "page_size": 1,
+    }
+    return SimpleNamespace(**{**given, **changed})
+
+
+@pytest.fixture
+def architectures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang's two questions to a model's configuration."""
+    module = ModuleType("sglang.srt.configs.hybrid_arch")
+    module.mambaish_config = lambda model: model.hf_config if model.hf_config.kind else None  # type: ignore[attr-defined]
+    module.hybrid_gdn_config = lambda model: model.hf_config if model.hf_config.kind == "gdn" else None  # type: ignore[attr-defined]
+    for name in ("sglang", "sglang.srt", "sglang.srt.configs"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+
+
+@pytest.mark.usefixtures("architectures")
+def test_arguments_of_a_hybrid() -> None:
+    hybrid.hybrid_arguments(served := arguments())
+    assert served.speculative_eagle_topk > 1
+    hybrid.hybrid_arguments(dense := arguments(kind=None, disable_radix_cache=False, speculative_ddtree_budget="auto"))
+    assert dense.speculative_eagle_topk == 1
+    hybrid.refuse_hybrid(dense)
+    with pytest.raises(ValueError, match=r"0\.5\.16 only"):
+        hybrid.refuse_hybrid(arguments())
+
+
+@pytest.mark.usefixtures("architectures")
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"kind": "mamba2"}, "Qwen3NextForCausalLM has others"),
+        ({"speculative_ddtree_budget": "auto"}, "--speculative-ddtree-budget 16"),
+        ({"disable_radix_cache": False}, "add --disable-radix-cache"),
+        ({"enable_gdn_replayssm_spec": True}, "--enable-gdn-replayssm-spec"),
+        ({"page_size": 64}, "--page-size is 64"),
+    ],
+)
+def test_arguments_that_a_hybrid_does_not_have(changed: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        hybrid.hybrid_arguments(arguments(**changed))
