@@ -48,7 +48,7 @@ def main() -> int:
     parser.add_argument("--mem", type=float, default=0.6, help="high: the servers start while others still allocate")
     parser.add_argument("--kv-tokens", type=int, default=40000)
     parser.add_argument("--start-limit", type=float, default=400.0)
-    parser.add_argument("--server-args", default="--disable-prefill-cuda-graph")
+    parser.add_argument("--server-args", default="--disable-prefill-cuda-graph --disable-shared-experts-fusion")
     parser.add_argument("--port", type=int, default=BASE_PORT)
     args = parser.parse_args()
     dtype = getattr(torch, args.dtype)
