@@ -19,7 +19,7 @@ import urllib.request
 from pathlib import Path
 
 from tests.bench.serving import Server, add_arguments, post, read_prompts, servers_of
-from tests.bench.traces import copies_to_host
+from tests.bench.traces import Trace
 
 
 def measure(server: Server, prompts: list[str], tokens: int, concurrency: int) -> dict:
@@ -95,7 +95,7 @@ def compare(servers: list[Server], prompts: list[str], tokens: int, concurrency:
 def profile(server: Server, prompts: list[str], folder: Path, concurrency: int, steps: int = 12) -> None:
     """A torch profiler trace (CPU and GPU) of ``steps`` decode steps, as SGLang writes it into ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
-    sampling = {"temperature": 0, "max_new_tokens": 400, "ignore_eos": True}
+    sampling = {"temperature": 0, "max_new_tokens": 1500, "ignore_eos": True}
     with concurrent.futures.ThreadPoolExecutor(concurrency) as pool:
         answers = [
             pool.submit(post, server.port, "/generate", {"text": prompt, "sampling_params": sampling})
@@ -115,7 +115,10 @@ def profile(server: Server, prompts: list[str], folder: Path, concurrency: int, 
     while not list(folder.glob("*.gz")) and time.time() < deadline:
         time.sleep(1)
     for trace in folder.glob("*.gz"):
-        found = copies_to_host(trace) if server.arm.startswith("ddtree") else trace.name
+        found: object = trace.name
+        if server.arm.startswith("ddtree"):
+            read = Trace(trace)
+            found = f"{read.copies_to_host()}, microseconds {read.parts()}"
         print(f"{server.arm}, {concurrency} requests: trace {found}", flush=True)
 
 
