@@ -109,10 +109,12 @@ def refuse_wide_tree(model_runner: Any, nodes: int) -> None:
     Raises:
         RuntimeError: with what is needed, what there is, and the widest tree that fits.
     """
-    config = model_runner.mambaish_config
+    from sglang.srt.configs.hybrid_arch import mambaish_config
+    from sglang.srt.utils import get_available_gpu_memory
+
+    config = mambaish_config(model_runner.model_config)
     if config is None:
         return
-    from sglang.srt.utils import get_available_gpu_memory
 
     args = model_runner.server_args
     free = get_available_gpu_memory(model_runner.device, model_runner.gpu_id)
