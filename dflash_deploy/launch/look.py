@@ -29,7 +29,7 @@ def look(host: Host, settings: Settings) -> dict[str, Any]:
     words += [folder for folder in folders if folder.startswith("/")]
     said = ""
     for python in (settings.python, "python3"):
-        result = host.run([python, "-I", "-", *words], input=script, timeout_s=60.0)
+        result = host.run([python, "-I", "-S", "-", *words], input=script, timeout_s=60.0)
         if result.ok:
             try:
                 seen = json.loads(result.out)

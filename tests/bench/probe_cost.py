@@ -83,10 +83,13 @@ class Watch:
                 lines = []
 
     def wait_for(self, rounds: int, timeout_s: float = 1200.0) -> None:
-        limit = time.monotonic() + timeout_s
+        limit, told = time.monotonic() + timeout_s, len(self.rounds)
         while len(self.rounds) < rounds:
             if self.process.poll() is not None or time.monotonic() > limit:
                 raise RuntimeError(f"health --watch stopped: {self.process.stderr and self.process.stderr.read()}")
+            if len(self.rounds) >= told + 100:
+                told = len(self.rounds)
+                print(f"{told} of {rounds} rounds", file=sys.stderr, flush=True)
             time.sleep(0.02)
 
     def cpu(self) -> float:
