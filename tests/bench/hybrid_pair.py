@@ -103,7 +103,10 @@ def drafter_config(size: str, block: int = 8) -> dict[str, Any]:
         "dtype": "float32",
         "block_size": block,
         "num_target_layers": layers,
-        "dflash_config": {"mask_token_id": target["vocab_size"] - 1, "target_layer_ids": [0, layers // 2, layers - 2]},
+        "dflash_config": {
+            "mask_token_id": target["vocab_size"] - 1,
+            "target_layer_ids": [0, layers // 2 - 1, layers - 2],
+        },
     }
 
 

@@ -56,6 +56,8 @@ def _recurrent_prefill(module: Any) -> None:
         return out, None, None
 
     module.TritonGDNKernel.extend = extend
+    if _without_gpu():  # a kernel that the interpreter cannot run; the one it fuses can
+        module.TritonGDNKernel.supports_packed_decode = False
 
 
 def _dense_experts(module: Any) -> None:
@@ -95,6 +97,7 @@ CHANGES = {
 ON_CPU = {
     "sglang.srt.mem_cache.memory_pool": ('device="cuda"', 'device="cpu"'),
     "sglang.kernels.ops.mamba.mamba_state_scatter_triton": (".is_cuda", ".is_cpu"),
+    "sglang.srt.models.qwen3_next": ("torch.get_device_module().current_device()", '"cpu"'),
 }
 """Without a GPU: what a linear attention's states name CUDA for, as text in the module's source."""
 
