@@ -84,7 +84,8 @@ def _problems(there: Deployment, facts: Facts, path: str) -> list[str]:
 def _make_venv(here: Deployment, python: Sequence[int]) -> Plan | None:
     """Steps to an empty environment of that Python; none where one stands; None: there is no such Python."""
     from dflash_deploy.model import Remove, Run
-    from dflash_deploy.plan.provision import alone, venv_command
+    from dflash_deploy.plan.alone import alone
+    from dflash_deploy.plan.provision import venv_command
 
     settings = here.settings
     minor = (python[0], python[1])

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dflash_deploy.audit.stacks import Stack, dotted
 from dflash_deploy.facts import Facts
 from dflash_deploy.model import Blob, Run, Step, Upload, WriteFile
-from dflash_deploy.plan.provision import INSTALL_TIMEOUT_S, alone, pins_digest
+from dflash_deploy.plan.alone import INSTALL_TIMEOUT_S, alone
 from dflash_deploy.settings import Settings
 from dflash_deploy.wheelhouse.house import House
 
@@ -44,7 +44,7 @@ def unfitting(house: House, stack: Stack, facts: Facts) -> list[str]:
     where = f"the wheelhouse {house.folder}"
     if house.stack != stack.name:
         problems.append(f"{where} holds {house.stack}, wanted is {stack.name}")
-    elif house.pins != pins_digest(stack):
+    elif house.pins != stack.pins:
         problems.append(f"{where} was built for other pins of {stack.name}: build it again")
     if facts.arch and facts.arch != house.target.arch:
         problems.append(f"{where} is for {house.target.arch}, the host is {facts.arch}")

@@ -17,12 +17,13 @@ from dflash_deploy.audit.stacks import Stack
 from dflash_deploy.errors import Incompatible, UsageError
 from dflash_deploy.facts import Facts, PythonInterpreter
 from dflash_deploy.model import CopyTree, Plan, Remove, Run, Step, WriteFile
+from dflash_deploy.plan.alone import INSTALL_TIMEOUT_S, alone
 from dflash_deploy.plan.models import ModelState, fetch_steps, upload_steps
+from dflash_deploy.plan.offline import offline_steps, unfitting
 from dflash_deploy.releases.model import VenvLook
 from dflash_deploy.settings import Settings
 from dflash_deploy.wheelhouse.house import House
 
-INSTALL_TIMEOUT_S = 3 * 3600.0
 IMPORT_TIMEOUT_S = 600.0
 SPARE_MIB = 512
 """Room left for logs and temporary files."""
@@ -53,11 +54,6 @@ class VenvState:
         """From what the host was seen to hold."""
         packages = {str(canonicalize_name(name)): version for name, version in found.packages.items()}
         return cls(found.exists, found.python, packages, str(found.stamp.get("pins") or ""))
-
-
-def pins_digest(stack: Stack) -> str:
-    """One digest of everything that decides the venv's content."""
-    return stack.pins
 
 
 def unmet(stack: Stack, packages: Mapping[str, str]) -> list[str]:
@@ -99,7 +95,7 @@ def plan_provision(
     """
     stack = settings.stack
     missing = unmet(stack, venv.packages)
-    wanted = pins_digest(stack)
+    wanted = stack.pins
     low, high = stack.python
     fits = venv.python is not None and low <= venv.python[:2] <= high
     if is_complete(stack, venv):
@@ -108,8 +104,6 @@ def plan_provision(
     steps: list[Step] = []
     command: tuple[str, ...] = ()
     if house is not None:
-        from dflash_deploy.plan.offline import offline_steps, unfitting
-
         problems += unfitting(house, stack, facts)
         # Its wheels are for one Python.
         low = high = house.target.python
@@ -209,7 +203,7 @@ def uploaded_path(settings: Settings, local: str) -> str:
 
 def finish_steps(settings: Settings) -> list[Step]:
     """What ends an installation: its imports work, and its stamp."""
-    stamp = {"stack": settings.stack.name, "pins": pins_digest(settings.stack)}
+    stamp = {"stack": settings.stack.name, "pins": settings.stack.pins}
     text = json.dumps(stamp, indent=1).encode() + b"\n"
     return [verify_imports(settings), WriteFile(settings.stamp, text, title="note that the venv is complete")]
 
@@ -318,16 +312,6 @@ def _install(settings: Settings, facts: Facts, python: tuple[int, int]) -> list[
         bare = ("--no-deps", *stack.no_deps)
         add(_installer(settings, facts, bare), f"install {' '.join(stack.no_deps)} without dependencies")
     return steps
-
-
-def alone(settings: Settings, argv: Sequence[str]) -> tuple[str, ...]:
-    """The command under a file lock: an installer that outlives its killed caller is waited for, never doubled."""
-    lock = posixpath.join(settings.root, "provision.flock")
-    script = (
-        'mkdir -p "${0%/*}"; if command -v flock >/dev/null 2>&1; then '
-        'flock -n "$0" true || echo "waiting for an earlier installation to end"; exec flock "$0" "$@"; fi; exec "$@"'
-    )
-    return ("/bin/sh", "-c", script, lock, *argv)
 
 
 def _installer(settings: Settings, facts: Facts, words: Sequence[str]) -> tuple[str, ...]:

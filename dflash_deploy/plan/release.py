@@ -13,8 +13,8 @@ from dflash_deploy.errors import UsageError
 from dflash_deploy.facts import Facts
 from dflash_deploy.model import Plan, Remove, Run, Step, WriteFile
 from dflash_deploy.patching.manifest import Manifest
+from dflash_deploy.plan.alone import alone
 from dflash_deploy.plan.launch import GRACE_S, ServiceFiles, install_unit, restart_steps, systemctl, unit_path
-from dflash_deploy.plan.provision import alone
 from dflash_deploy.releases.model import ADOPTED, Look, Release, folder_of
 from dflash_deploy.settings import Mode, Settings
 

@@ -23,7 +23,7 @@ from dflash_deploy.facts.parse import version_tuple
 from dflash_deploy.host.base import Host
 from dflash_deploy.plan.constraints import constraints, torch_pins
 from dflash_deploy.plan.lock import lock_of
-from dflash_deploy.plan.provision import chosen_python, pins_digest
+from dflash_deploy.plan.provision import chosen_python
 from dflash_deploy.wheelhouse.check import check
 from dflash_deploy.wheelhouse.closure import lacking, requires
 from dflash_deploy.wheelhouse.house import MANIFEST, House, Wheel, WheelTarget, file_sha256
@@ -111,7 +111,7 @@ def build(here: Host, stack: Stack, target: WheelTarget, out: Path, say: Say) ->
             evidence=short,
             hint=f"run the same command with a Python {target.dotted} and its pip on PATH",
         )
-    house = House(str(out), stack.name, pins_digest(stack), target, tuple(wheels))
+    house = House(str(out), stack.name, stack.pins, target, tuple(wheels))
     kept = {wheel.file for wheel in wheels}
     for stale in out.glob("*.whl"):
         if stale.name not in kept:
@@ -178,7 +178,7 @@ class _Tool:
     def locked(self) -> list[Wheel]:
         """The resolved wheels with their digests, from the lock file when it still answers the same question."""
         lock = lock_of(self.stack, self.target.python, self.target.arch)
-        question = json.dumps([pins_digest(self.stack), constraints(self.stack), repr(self.target), lock])
+        question = json.dumps([self.stack.pins, constraints(self.stack), repr(self.target), lock])
         key = hashlib.sha256(question.encode()).hexdigest()
         try:
             known = json.loads((self.out / LOCK).read_text("utf-8"))

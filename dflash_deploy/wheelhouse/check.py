@@ -46,9 +46,8 @@ def check(house: House, on_progress: Callable[[int, int], None] | None = None) -
         if not broken:
             short = lacking(house.wheels, needs, house.target, wanted=stack.requirements, bare=stack.no_deps)
             problems += [f"lacks {line}" for line in short]
-        from dflash_deploy.plan.provision import pins_digest
 
-        if house.pins != pins_digest(stack):
+        if house.pins != stack.pins:
             problems.append(f"stack {house.stack}: its pins have changed since this was built")
     return Checked(tuple(problems), read)
 

@@ -96,7 +96,7 @@ class House:
     folder: str
     stack: str
     pins: str
-    """Digest of the stack's pins, as :func:`dflash_deploy.plan.provision.pins_digest` computes it."""
+    """:attr:`~dflash_deploy.audit.stacks.Stack.pins` of the stack that it was built for."""
     target: WheelTarget
     wheels: tuple[Wheel, ...]
 

@@ -14,7 +14,7 @@ from dflash_deploy.errors import Incompatible, UsageError
 from dflash_deploy.facts import Facts, Gpu, PythonInterpreter
 from dflash_deploy.model import Blob, CopyTree, Remove, Run, Upload, WriteFile
 from dflash_deploy.plan.models import ModelState
-from dflash_deploy.plan.provision import VenvState, pins_digest, plan_models, plan_provision, unmet
+from dflash_deploy.plan.provision import VenvState, plan_models, plan_provision, unmet
 from dflash_deploy.settings import Settings, effective
 
 CPU = get_stack("sglang-0.5.16-cpu")
@@ -25,7 +25,7 @@ def complete() -> VenvState:
     for pin in (*CPU.requirements, *CPU.no_deps):
         name, _, version = pin.partition("==")
         packages[canonicalize_name(name)] = version or "1.0"
-    return VenvState(True, (3, 11, 2), packages, pins_digest(CPU))
+    return VenvState(True, (3, 11, 2), packages, CPU.pins)
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_a_bare_host_gets_everything(facts: Facts, settings: Settings) -> None:
     assert f"/usr/bin/python3 -m venv /home/me/.local/share/dflash-deploy/venvs/{CPU.pins[:12]}" in text
     assert "torch==2.14.1+cpu" in text and "--no-deps " in text and "sglang==0.5.16" in text
     assert isinstance(plan.steps[-1], WriteFile) and plan.steps[-1].path == settings.stamp
-    assert json.loads(plan.steps[-1].data)["pins"] == pins_digest(CPU)
+    assert json.loads(plan.steps[-1].data)["pins"] == CPU.pins
     assert isinstance(plan.steps[-2], Run) and "import" in plan.steps[-2].title
 
 
