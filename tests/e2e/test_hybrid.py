@@ -22,7 +22,7 @@ from tests.bench.hybrid_pair import TINY, make_hybrid_pair
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800), costly]
 
 LIMIT = 48
-NODES, TOPK = 48, 16
+NODES, TOPK = 24, 8
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +87,6 @@ def test_the_same_tokens_as_without_speculation(
         tokens_a_step = 1 + sum(drafts * count for drafts, count in accepted.items()) / steps
         assert tokens_a_step > least, accepted
         if algorithm == "DDTREE":
-            assert accepted[2] + accepted[3] > 10, "paths with siblings below the first depth"
+            assert accepted[2] + accepted[3] > 5, "paths with siblings below the first depth"
         # One request alone, after others have left their states in the slots.
         assert server.generate(prompts[0], LIMIT).tokens == plain[0].tokens
