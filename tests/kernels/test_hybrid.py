@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.patches.wheels import wheel
+from tests.scope import costly
 
 torch = pytest.importorskip("torch")
 from dflash_kernels.accepted import Accepted  # noqa: E402
@@ -100,8 +101,8 @@ class Layer:
     b: Tensor
 
     @classmethod
-    def random(cls, device: str) -> Layer:
-        draw = torch.Generator().manual_seed(3)
+    def random(cls, device: str, seed: int = 3) -> Layer:
+        draw = torch.Generator().manual_seed(seed)
 
         def normal(*size: int) -> Tensor:
             return torch.randn(*size, generator=draw).to(device)
@@ -128,8 +129,8 @@ class Layer:
         return window, state
 
 
-def tree_of(device: str) -> Tree:
-    draw = torch.Generator().manual_seed(5)
+def tree_of(device: str, seed: int = 5) -> Tree:
+    draw = torch.Generator().manual_seed(seed)
     logprobs = torch.randn(BS, DEPTHS, RANKS, generator=draw).log_softmax(-1).sort(-1, descending=True).values
     ids = torch.stack([torch.randperm(50, generator=draw)[:RANKS] for _ in range(BS * DEPTHS)]).view_as(logprobs)
     return build_tree(logprobs.to(device), ids.to(device), torch.tensor([7, 8], device=device), NODES)
@@ -229,13 +230,8 @@ def accept(tree: Tree, ends: list[int]) -> Accepted:
     return verify_greedy(tree, choice, DEPTHS)
 
 
-@pytest.mark.parametrize("which", ["siblings", "root"])
-def test_the_accepted_state_becomes_the_requests(kernels: Kernels, device: str, which: str) -> None:
-    layer, tree = Layer.random(device), tree_of(device)
-    found = verified(kernels, layer, tree)
-    ends = [max(late_siblings(tree, request)) if which == "siblings" else 0 for request in range(BS)]
-    accepted = accept(tree, ends)
-    assert hybrid.last_nodes(accepted).tolist() == ends
+def commit(kernels: Kernels, found: SimpleNamespace, accepted: Accepted) -> None:
+    """As the worker, over SGLang's scatter; ``found.conv`` and ``found.ssm`` are the layer's states."""
     pools = SimpleNamespace(
         conv=[found.conv[None]], temporal=found.ssm[None],
         intermediate_conv_window=[found.windows[None]], intermediate_ssm=found.states[None],
@@ -250,12 +246,46 @@ def test_the_accepted_state_becomes_the_requests(kernels: Kernels, device: str, 
             kernels.scatter(pools, found.slots, last_correct_step_indices, mamba_track_indices, mamba_steps_to_track)
 
     hybrid.commit_states(SimpleNamespace(attn_backend=Backend(), model=None), accepted)
+
+
+@pytest.mark.parametrize("which", ["siblings", "root"])
+def test_the_accepted_state_becomes_the_requests(kernels: Kernels, device: str, which: str) -> None:
+    layer, tree = Layer.random(device), tree_of(device)
+    found = verified(kernels, layer, tree)
+    ends = [max(late_siblings(tree, request)) if which == "siblings" else 0 for request in range(BS)]
+    accepted = accept(tree, ends)
+    assert hybrid.last_nodes(accepted).tolist() == ends
+    commit(kernels, found, accepted)
     for request, slot in enumerate(SLOTS):
         window, state = layer.along(request, paths_of(tree, request)[ends[request]])
         torch.testing.assert_close(found.conv[slot], window, atol=1e-5, rtol=0)
         torch.testing.assert_close(found.ssm[slot], state, atol=1e-4, rtol=0)
     for slot in {0, 2, 4}:
         assert torch.equal(found.conv[slot], layer.conv[slot]) and torch.equal(found.ssm[slot], layer.ssm[slot])
+
+
+@costly
+def test_fifty_steps_carry_the_state(kernels: Kernels, device: str) -> None:
+    """Fifty trees one after the other, each accepted along another path, against one sequential run."""
+    served = Layer.random(device)
+    truth = served
+    siblings = 0
+    for step in range(50):
+        tree, inputs = tree_of(device, 100 + step), Layer.random(device, 200 + step)
+        new = {"qkv": inputs.qkv, "a": inputs.a, "b": inputs.b}
+        served, truth = replace(served, **new), replace(truth, **new)
+        late = [late_siblings(tree, request) for request in range(BS)]
+        ends = [nodes[step % len(nodes)] if nodes and step % 3 else step % 2 for nodes in late]
+        siblings += sum(end in nodes for end, nodes in zip(ends, late, strict=True))
+        found = verified(kernels, served, tree)
+        commit(kernels, found, accept(tree, ends))
+        conv, ssm = truth.conv.clone(), truth.ssm.clone()
+        for request, slot in enumerate(SLOTS):
+            conv[slot], ssm[slot] = truth.along(request, paths_of(tree, request)[ends[request]])
+        served, truth = replace(served, conv=found.conv, ssm=found.ssm), replace(truth, conv=conv, ssm=ssm)
+        torch.testing.assert_close(served.conv, truth.conv, atol=1e-4, rtol=0)
+        torch.testing.assert_close(served.ssm, truth.ssm, atol=1e-3, rtol=0)
+    assert siblings > 40
 
 
 def test_width_is_capped_by_memory() -> None:
