@@ -8,9 +8,12 @@ processes are, whether patched files are unchanged, space below the log, GPU mem
 Standard library only, Python >= 3.8. Prints one JSON object.
 """
 
+import os
+
+os.nice(10)  # beside a server that uses every core: its threads wait for each other, so one that waits for us holds up all
+
 import hashlib
 import json
-import os
 import re
 import sys
 import time
