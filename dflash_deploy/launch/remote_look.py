@@ -10,7 +10,8 @@ Standard library only, Python >= 3.8. Prints one JSON object.
 
 import os
 
-os.nice(10)  # beside a server that uses every core: its threads wait for each other, so one that waits for us holds up all
+# Where a server uses every core, it goes first.
+os.nice(10)
 
 import hashlib
 import json
