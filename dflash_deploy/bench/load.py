@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dflash_deploy.health.acceptance import Acceptance, gather_acceptance
-from dflash_deploy.health.http import NoReply, stream_events
+from dflash_deploy.health.http import NoReply, request, stream_events
 from dflash_deploy.health.probes import Probe
 
 
@@ -109,6 +109,7 @@ def measure(
 
     Failed requests are samples with ``error``; after ten failures in a row the rest is left out.
     """
+    bodies = [_body(base_url, probe, max_tokens, key) for probe in probes[:requests]]
     began = time.monotonic()
     samples: list[Sample] = []
     lock, order, failures = threading.Lock(), itertools.count(), 0
@@ -120,8 +121,8 @@ def measure(
                 number = next(order)
                 if number >= requests or failures >= 10:
                     return
-            probe = probes[number % len(probes)]
-            sample = _one(base_url, probe, max_tokens, key, timeout_s, began)
+            path, body = bodies[number % len(bodies)]
+            sample = _one(base_url, path, body, key, timeout_s, began)
             with lock:
                 samples.append(sample)
                 failures = failures + 1 if sample.error else 0
@@ -137,19 +138,35 @@ def measure(
     return Sweep(method, concurrency, tuple(samples), time.monotonic() - began)
 
 
-def _one(base_url: str, probe: Probe, max_tokens: int, key: str, timeout_s: float, began: float) -> Sample:
+def _body(base_url: str, probe: Probe, max_tokens: int, key: str) -> tuple[str, dict[str, Any]]:
+    """Where and what to send. A chat goes as its tokens: streamed chats tell nothing of drafts."""
     if isinstance(probe.prompt, str):
-        path = "/generate"
-        data: dict[str, Any] = {
-            "text": probe.prompt, "stream": True,
-            "sampling_params": {"temperature": 0.0, "max_new_tokens": max_tokens},
-        }  # fmt: skip
+        prompt: dict[str, Any] = {"text": probe.prompt}
+    elif tokens := _tokens(base_url, probe, key):
+        prompt = {"input_ids": tokens}
     else:
-        path = "/v1/chat/completions"
-        data = {
+        return "/v1/chat/completions", {
             "model": "default", "messages": list(probe.prompt), "max_tokens": max_tokens, "temperature": 0.0,
-            "stream": True, "stream_options": {"include_usage": True}, "return_meta_info": True,
+            "stream": True, "stream_options": {"include_usage": True},
         }  # fmt: skip
+    return "/generate", {
+        **prompt, "stream": True, "sampling_params": {"temperature": 0.0, "max_new_tokens": max_tokens}
+    }  # fmt: skip
+
+
+def _tokens(base_url: str, probe: Probe, key: str) -> list[int]:
+    """The chat as the server's own template has it; empty where the release cannot say."""
+    asked = {"model": "default", "messages": list(probe.prompt)}
+    try:
+        reply = request(base_url, "/v1/tokenize", data=asked, key=key, timeout_s=30.0)
+    except NoReply:
+        return []
+    found = reply.json() if reply.status == 200 else None
+    tokens = found.get("tokens") if isinstance(found, dict) else None
+    return tokens if isinstance(tokens, list) and all(isinstance(token, int) for token in tokens) else []
+
+
+def _one(base_url: str, path: str, data: dict[str, Any], key: str, timeout_s: float, began: float) -> Sample:
     start = time.monotonic() - began
     times: list[float] = []
     tokens = 0

@@ -162,7 +162,8 @@ def stream_events(base_url: str, path: str, data: Any, *, key: str = "", timeout
             connection.request("POST", path, body=json.dumps(data), headers=_headers(key))
             response = connection.getresponse()
             if response.status != 200:
-                raise NoReply("refused", f"{path} answered HTTP {response.status}: {response.read(300)!r}")
+                said = response.read(300).decode("utf-8", "replace").strip()
+                raise NoReply("refused", f"{path} answered HTTP {response.status}: {said}")
             while True:
                 _limit(connection, deadline)
                 line = response.readline(MAX_BODY)

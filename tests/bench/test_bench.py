@@ -47,6 +47,12 @@ def test_a_stream_is_measured(standin: Standin) -> None:
     assert sweep.acceptance.length == 3.0 and sweep.tokens_per_s == pytest.approx(108 / sweep.seconds)
     width, rates = sweep.timeline(10)
     assert sum(rates) * width == pytest.approx(108)
+    # Chats go as the server's own tokens; where it cannot tell them, as chats, and nothing is known of drafts.
+    chat = Probe(({"role": "user", "content": "a"},))
+    assert measure(base, [chat], method="chain", concurrency=1, requests=2, max_tokens=16).acceptance.length == 3.0
+    standin.mode("old")
+    old = measure(base, [chat], method="chain", concurrency=1, requests=2, max_tokens=16)
+    assert len(old.good) == 2 and not old.acceptance.steps
     standin.mode("crash")
     broken = measure(base, [Probe("a")], method="chain", concurrency=2, requests=40, max_tokens=16)
     assert not broken.good and len(broken.samples) < 15 and "HTTP 500" in broken.samples[0].error

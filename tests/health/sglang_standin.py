@@ -49,6 +49,10 @@ class Handler(BaseHTTPRequestHandler):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if mode == "crash":
             return self.send(500, {"error": {"message": "Internal Server Error"}})
+        if self.path == "/v1/tokenize":
+            return self.send(404, b"") if mode == "old" else self.send(200, {"tokens": [1, 2, 3]})
+        if asked.get("stream") and asked.get("return_meta_info"):
+            return self.send(400, {"message": "return_meta_info is not supported with streaming."})
         if asked.get("stream") and self.path == "/generate":
             self.send_response(200)
             self.end_headers()
@@ -64,7 +68,8 @@ class Handler(BaseHTTPRequestHandler):
             self.send_response(200)
             self.end_headers()
             for piece in (" co", "ld."):
-                self.wfile.write(b"data: " + json.dumps({"choices": [{"text": piece}]}).encode() + b"\n\n")
+                choice = {"text": piece, "delta": {"content": piece}}
+                self.wfile.write(b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n")
             if mode != "cut":
                 self.wfile.write(b"data: [DONE]\n\n")
             return None
