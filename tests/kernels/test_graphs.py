@@ -15,6 +15,7 @@ from dflash_kernels.ddtree import graphs as module  # noqa: E402
 from dflash_kernels.ddtree.graphs import StepGraphs  # noqa: E402
 from dflash_kernels.ddtree.prepare import StepBuffers, prepare_step  # noqa: E402
 from dflash_kernels.ddtree.shape import TreeShape  # noqa: E402
+from dflash_kernels.ddtree.widths import HOLD  # noqa: E402
 from dflash_kernels.ranks import Ranks  # noqa: E402
 from dflash_kernels.tree_mask import tree_positions  # noqa: E402
 from dflash_kernels.verify import verify_tree  # noqa: E402
@@ -157,7 +158,8 @@ def test_ranks_keep_the_first_ones_width(monkeypatch: pytest.MonkeyPatch) -> Non
     graphs.policy = SimpleNamespace(
         choose=lambda bs: 1, bucket=lambda bs: min(s for s in SIZES if s >= bs), took=lambda *_: None, steps=0
     )
-    assert [graphs.choose(1) for _ in range(17)] == [8] * 17
+    steps = 2 * HOLD + 1
+    assert [graphs.choose(1) for _ in range(steps)] == [8] * steps
     assert len(asked) == 3
     graphs.choose(4)  # another bucket: asked at once
     assert len(asked) == 4
