@@ -135,13 +135,15 @@ def _recorded(host: Host, settings: Settings) -> dict[str, Any]:
 
 
 def _from_record(record: dict[str, Any], *, running: bool) -> ServiceState:
+    # Not the record's own ``serves``: whether the runner is there is systemd's to say where systemd started it.
+    serves = running and not record.get("waiting")
     return ServiceState(
         running=running,
         pid=int(record.get("pid", 0)) if running else 0,
         server_pid=int(record.get("server", 0)) if running else 0,
         since=float(record.get("since", 0.0)),
         restarts=int(record.get("restarts", 0)),
-        fingerprint=str(record.get("serves") or "") if running else "",
+        fingerprint=str(record.get("fingerprint", "")) if serves else "",
         failed=bool(record.get("failed", False)),
         exit_code=record.get("exit_code"),
         orphans=tuple(record.get("orphans", ())),
