@@ -18,7 +18,7 @@ from tests.wheelhouse.conftest import Cli, built, cli
 
 __all__ = ["built", "cli", "uv"]
 
-pytestmark = [pytest.mark.wheels, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.wheels, pytest.mark.waits, pytest.mark.timeout(900)]
 
 NAMES = ("first", "second")
 MEETING_PORT = 20000

@@ -31,7 +31,7 @@ HOSTS = int(os.environ.get("DFLASH_FLEET_HOSTS") or (16 if EVERYTHING else 3))
 """16 take two cores some minutes."""
 CONTAINERS = EVERYTHING or "DFLASH_FLEET_HOSTS" in os.environ
 
-pytestmark = [pytest.mark.wheels, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.wheels, pytest.mark.waits, pytest.mark.timeout(1800)]
 
 
 @dataclass(frozen=True)
