@@ -74,6 +74,7 @@ def judged(venv: Path) -> Report:
 
 
 @pytest.mark.wheels
+@pytest.mark.waits
 @pytest.mark.parametrize("kernel", CHOSEN)
 def test_the_verdict_on_a_real_pair(torch: Path, kernel: str) -> None:
     name = "sgl-kernel" if kernel.startswith("0.3") else "sglang-kernel"

@@ -29,9 +29,13 @@ def test_help_is_fast_and_imports_nothing_heavy() -> None:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
         assert done.stderr.strip().endswith("[]"), done.stderr
         assert "up" in done.stdout and "Exit codes" in done.stdout
-    framework = min(seconds("import typer") for _ in range(5))
-    ours = min(seconds(code) for _ in range(5))
-    # What is ours is little beside the framework, also on a busy machine; a quiet one keeps the limit itself.
+    # What is ours is little beside the framework, also on a busy machine, which has its quiet moments; a quiet one keeps
+    # the limit itself.
+    framework = ours = 60.0
+    for _ in range(20):
+        framework, ours = min(framework, seconds("import typer")), min(ours, seconds(code))
+        if ours - framework < max(0.1, framework):
+            break
     assert ours - framework < max(0.1, framework), (ours, framework)
     if os.getloadavg()[0] < 0.5 * (os.cpu_count() or 1):
         assert ours < 0.2, (ours, framework)

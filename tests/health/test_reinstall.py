@@ -15,6 +15,7 @@ from tests.patches.wheels import unpack
 
 
 @pytest.mark.wheels
+@pytest.mark.waits
 def test_health_notices_a_reinstallation(standin: Standin) -> None:
     standin.settings = replace(standin.settings, stack=replace(standin.settings.stack, patch_sets=("cpu",)))
     unpack("sglang", "0.5.16", standin.site)

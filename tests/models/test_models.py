@@ -66,6 +66,7 @@ def settings_for(root: Path, venv: Path, env: dict[str, str]) -> Settings:
 
 
 @pytest.mark.wheels
+@pytest.mark.waits
 def test_fetched_whole_or_refused_by_name(client_venv: Path, hub: Hub, tmp_path: Path) -> None:
     settings = settings_for(tmp_path, client_venv, {"HF_TOKEN": TOKEN, "HF_ENDPOINT": hub.url, "OTHER": "x"})
     path = fetched_path(str(tmp_path), hub.repo, "")
@@ -91,6 +92,7 @@ def test_fetched_whole_or_refused_by_name(client_venv: Path, hub: Hub, tmp_path:
 
 
 @pytest.mark.wheels
+@pytest.mark.waits
 def test_a_hub_that_does_not_answer_is_said(client_venv: Path, tmp_path: Path) -> None:
     settings = settings_for(tmp_path, client_venv, {"HF_ENDPOINT": "http://127.0.0.1:9"})
     path = fetched_path(str(tmp_path), "org/tiny", "")

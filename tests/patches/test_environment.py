@@ -12,7 +12,7 @@ import pytest
 
 from tests.patches.wheels import wheel
 
-pytestmark = pytest.mark.wheels
+pytestmark = [pytest.mark.wheels, pytest.mark.waits]
 VERSION = "0.5.16"
 
 
