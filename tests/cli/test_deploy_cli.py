@@ -29,16 +29,16 @@ def test_help_is_fast_and_imports_nothing_heavy() -> None:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
         assert done.stderr.strip().endswith("[]"), done.stderr
         assert "up" in done.stdout and "Exit codes" in done.stdout
-    # What is ours is little beside the framework, also on a busy machine, which has its quiet moments; a quiet one keeps
-    # the limit itself.
+    # What is ours is little beside the framework; on a machine with a core to spare the limit itself holds, too. Both
+    # are the best of several tries: a busy machine has quiet moments.
     framework = ours = 60.0
-    for _ in range(20):
+    least = 0.2 if os.getloadavg()[0] < 0.5 * (os.cpu_count() or 1) else 60.0
+    for _ in range(25):
         framework, ours = min(framework, seconds("import typer")), min(ours, seconds(code))
-        if ours - framework < max(0.1, framework):
+        if ours < least and ours - framework < max(0.1, framework):
             break
     assert ours - framework < max(0.1, framework), (ours, framework)
-    if os.getloadavg()[0] < 0.5 * (os.cpu_count() or 1):
-        assert ours < 0.2, (ours, framework)
+    assert ours < least, (ours, framework)
 
 
 def seconds(code: str) -> float:
