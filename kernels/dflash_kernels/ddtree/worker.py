@@ -305,14 +305,15 @@ class DDTreeWorker(DFlashWorkerV2):
             if not planned or _touches_logits(batch.sampling_info):
                 graphs.take(self._accept(batch, tree, logits_output.next_token_logits))
             committed = graphs.commit(nodes, bs)
-            accepted = graphs.accepted(bs)
+            if self._recurrent:
+                commit_states(self.target_worker.model_runner, graphs.accepted(bs))
         else:
             if hidden is None:
                 raise RuntimeError("DDTREE verify needs the target's hidden states and got none")
             accepted = self._accept(batch, tree, logits_output.next_token_logits)
             committed = self._commit(step, accepted, hidden, nodes)
-        if self._recurrent:
-            commit_states(self.target_worker.model_runner, accepted)
+            if self._recurrent:
+                commit_states(self.target_worker.model_runner, accepted)
         # Destinations come from the slots gathered before the draft: nothing reads req_to_token after the verify, so the
         # scheduler may write it as early as for a chain.
         if on_publish is not None:
