@@ -38,7 +38,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", required=True)
     parser.add_argument("--logs", default="/tmp/hybrid-logs", help="folder of the pair and of the servers' logs")
-    parser.add_argument("--size", choices=sorted(SIZES), default="quarter")
+    parser.add_argument("--size", choices=sorted(SIZES), help="default: narrow in float32, quarter otherwise")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--arms", nargs="+", default=["none", "dflash", "ddtree:16", "ddtree:32"])
     parser.add_argument("--prompts", type=int, default=16)
@@ -52,12 +52,14 @@ def main() -> int:
     parser.add_argument("--port", type=int, default=BASE_PORT)
     args = parser.parse_args()
     dtype = getattr(torch, args.dtype)
+    args.size = args.size or ("narrow" if args.dtype == "float32" else "quarter")
     if args.dtype == "float32":  # otherwise the convolution's window is rounded, and not at the same steps in every arm
         os.environ["SGLANG_MAMBA_CONV_DTYPE"] = "float32"
     began = time.monotonic()
     target, drafter = make_hybrid_pair(Path(args.logs) / f"pair-{args.size}-{args.dtype}", args.size, dtype)
     print(f"pair made in {time.monotonic() - began:.0f} s", flush=True)
     args.target, args.draft, args.shape, args.tp = str(target), str(drafter), None, 1
+    args.graph_flag = "--cuda-graph-max-bs"
     prompts = prompts_of(args.prompts, SIZES[args.size]["vocab_size"])
     result: dict[str, Any] = {"size": args.size, "dtype": args.dtype, "speed": []}
     rc = 0

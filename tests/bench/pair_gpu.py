@@ -92,10 +92,16 @@ def compare(servers: list[Server], prompts: list[str], tokens: int, concurrency:
     return out
 
 
-def profile(server: Server, prompts: list[str], folder: Path, concurrency: int, steps: int = 12) -> None:
-    """A torch profiler trace (CPU and GPU) of ``steps`` decode steps, as SGLang writes it into ``folder``."""
+def profile(
+    server: Server, prompts: list[str], folder: Path, concurrency: int, steps: int = 12, tokens: int = 1500
+) -> list[dict[str, float]]:
+    """A torch profiler trace (CPU and GPU) of ``steps`` decode steps, as SGLang writes it into ``folder``.
+
+    ``tokens``: of each request, enough to last through them. Returns :meth:`Trace.parts` of each rank, where the arm is
+    a tree.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    sampling = {"temperature": 0, "max_new_tokens": 1500, "ignore_eos": True}
+    sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
     with concurrent.futures.ThreadPoolExecutor(concurrency) as pool:
         answers = [
             pool.submit(post, server.port, "/generate", {"text": prompt, "sampling_params": sampling})
@@ -111,15 +117,24 @@ def profile(server: Server, prompts: list[str], folder: Path, concurrency: int, 
         urllib.request.urlopen(request, timeout=120).read()
         for answer in answers:
             answer.result()
-    deadline = time.time() + 60
-    while not list(folder.glob("*.gz")) and time.time() < deadline:
+    deadline, written = time.time() + 60, {}  # type: ignore[var-annotated]
+    while time.time() < deadline:
         time.sleep(1)
-    for trace in folder.glob("*.gz"):
+        before, written = written, {trace: trace.stat().st_size for trace in folder.glob("*.gz")}
+        if written and written == before:
+            break
+    told = []
+    for trace in sorted(folder.glob("*.gz")):
         found: object = trace.name
         if server.arm.startswith("ddtree"):
-            read = Trace(trace)
-            found = f"{read.copies_to_host()}, microseconds {read.parts()}"
+            try:
+                read = Trace(trace)
+                told.append(read.parts())
+                found = f"{read.copies_to_host()}, microseconds {told[-1]}"
+            except ValueError as error:
+                found = f"{trace.name}: {error}"
         print(f"{server.arm}, {concurrency} requests: trace {found}", flush=True)
+    return told
 
 
 def main() -> int:

@@ -29,8 +29,17 @@ KERNELS = {
     "_verify_greedy": "walk",
     "_move_kv": "KV move",
 }
-"""Our kernels by name; ``nccl`` and SGLang's own all-reduce are told by :data:`EXCHANGE`."""
-EXCHANGE = ("nccl", "cross_device_reduce", "all_reduce", "allreduce")
+"""Our kernels by name; what passes between ranks is told by :data:`EXCHANGES`."""
+EXCHANGES = {
+    ("allgather", "all_gather"): {"drafter": "top-k gather", "target": "arg-max gather"},
+    ("nccl", "cross_device_reduce", "all_reduce", "allreduce"): {
+        "drafter": "drafter's sums",
+        "target": "target's sums",
+    },
+}
+"""Words in the name of a collective's kernel, NCCL's or SGLang's own, to its part by the graph that replays it. The
+layers sum, over all ranks; only we gather. A kernel waits for the slowest rank, and that is in its time."""
+GAP = "gap, drafter to target"
 
 
 @dataclass(frozen=True)
@@ -83,7 +92,8 @@ class Trace:
         return Copies(len(self.steps), inside, len(copies) - inside)
 
     def parts(self) -> dict[str, float]:
-        """Microseconds a step by part; "step" is the time from one to the next, "idle" what the device did nothing in.
+        """Microseconds a step by part; "step" is the time from one to the next, "idle" what the device did nothing in,
+        :data:`GAP` the part of that between the end of the drafter's graph and the start of the target's.
 
         Raises:
             ValueError: fewer than two steps, or a step that does not replay the five graphs.
@@ -92,6 +102,7 @@ class Trace:
             raise ValueError("a step's time needs two of them")
         spent: Counter[str] = Counter()
         graphs: dict[int, dict[int, None]] = {at: {} for at in range(len(self.steps))}
+        busy: dict[tuple[int, str], list[tuple[float, float]]] = {}
         mine: list[tuple[int, str, dict[str, Any]]] = []
         for event in sorted(self.device, key=lambda event: event["ts"]):
             step, call = self.asked(event)
@@ -104,20 +115,26 @@ class Trace:
             if len(order) != len(GRAPHS):
                 raise ValueError(f"step {step} replays {len(order)} graphs, not {len(GRAPHS)}: is loading captured?")
             name = event["name"]
+            graph = GRAPHS[order.index(event["args"]["correlation"])] if "GraphLaunch" in call else "eager"
             ours = next((part for kernel, part in KERNELS.items() if name.startswith(kernel)), None)
-            if any(word in name.lower() for word in EXCHANGE):
-                part = "exchange"
-            elif ours is not None:
-                part = ours
-            elif "GraphLaunch" in call:
-                part = GRAPHS[order.index(event["args"]["correlation"])]
+            passed = next((by for words, by in EXCHANGES.items() if any(word in name.lower() for word in words)), None)
+            if passed is not None:
+                part = passed.get(graph, f"exchange, {graph}")
             else:
-                part = "eager"
+                part = ours or graph
             spent[part] += event["dur"]
+            busy.setdefault((step, graph), []).append((event["ts"], event["ts"] + event["dur"]))
         count = len(self.steps)
+        for step in range(count):
+            drafted, verified = (busy[step, graph] for graph in ("drafter", "target"))
+            start, end = max(until for _, until in drafted), min(at for at, _ in verified)
+            between = sum(
+                until - at for (s, _), spans in busy.items() if s == step for at, until in spans if start <= at < end
+            )
+            spent[GAP] += max(0.0, end - start - between)
         out = {part: round(us / count, 1) for part, us in spent.most_common()}
         out["step"] = round((self.steps[-1][1] - self.steps[0][1]) / (count - 1), 1)
-        out["idle"] = round(out["step"] - sum(spent.values()) / count, 1)
+        out["idle"] = round(out["step"] - (sum(spent.values()) - spent[GAP]) / count, 1)
         return out
 
 

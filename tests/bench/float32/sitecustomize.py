@@ -1,5 +1,5 @@
-"""Lets SGLang 0.5.16 run in float32 on a GPU: its fused norm, activation and rotary kernels take half precision only, and
-so do those of experts and of a linear attention's prefill.
+"""Lets SGLang 0.5.16 and 0.5.23 run in float32 on a GPU: their fused norm, activation and rotary kernels take half
+precision only, and so do 0.5.16's of experts and of a linear attention's prefill.
 
 Not for serving: the benches that ask for equal tokens need it. Found by being first on PYTHONPATH.
 """
@@ -17,6 +17,28 @@ from typing import Any
 
 def _native_layers(module: Any) -> None:
     module.MultiPlatformOp.dispatch_forward = lambda self: self.forward_native
+
+
+def _native_operators(module: Any) -> None:
+    """The same in 0.5.23, whose layers are these; 0.5.16's are not yet."""
+    import torch
+
+    if not issubclass(module.BaseFusedOp, torch.nn.Module):
+        return
+    fused = module.BaseFusedOp.forward
+
+    def forward(self: Any, *args: Any, **named: Any) -> Any:
+        try:
+            return self.forward_native(*args, **{key: value for key, value in named.items() if key != "backend"})
+        except NotImplementedError:
+            return fused(self, *args, **named)
+
+    module.BaseFusedOp.forward = forward
+
+
+def _no_dual_gemm(module: Any) -> None:
+    """0.5.23 imports its half-precision kernel only to learn that it does not apply."""
+    module.DualGemm._select_mode = lambda *_: None
 
 
 def _separate_norms(module: Any) -> None:
@@ -87,8 +109,10 @@ def _boolean_masks(module: Any) -> None:
 
 
 CHANGES = {
+    "sglang.kernels.fused_op": _native_operators,
     "sglang.kernels.ops.mamba.causal_conv1d_triton": _boolean_masks,
     "sglang.srt.layers.attention.linear.kernels.gdn_triton": _recurrent_prefill,
+    "sglang.srt.layers.dual_gemm": _no_dual_gemm,
     "sglang.srt.layers.quantization.unquant": _dense_experts,
     "sglang.srt.layers.utils.multi_platform": _native_layers,
     "sglang.srt.models.utils": _separate_norms,
