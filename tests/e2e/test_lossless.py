@@ -226,6 +226,16 @@ def test_tree_stops(tree: Server, plain: Plain, odd_cases: list[tuple[int, ...]]
     check_stops(tree, plain, odd_cases)
 
 
+def test_a_stop_and_the_limit_in_one_step(tree: Server, first_wave: list[Case]) -> None:
+    """Where one step accepts the stop and reaches the limit, nothing that follows the stop is answered."""
+    ended = [case for case in first_wave if case.tokens[-1] == IM_END and len(case.tokens) < LIMIT][:3]
+    assert len(ended) == 3
+    for case in ended:
+        for more in (1, 2, 3):
+            answer = tree.generate(case.prompt, len(case.tokens) + more)
+            assert (answer.tokens, answer.finish) == (case.tokens, "stop"), more
+
+
 def test_tree_refuses(tree: Server, odd_cases: list[tuple[int, ...]]) -> None:
     check_refusals(tree, odd_cases[0], "DDTREE")
 

@@ -99,7 +99,7 @@ def test_mixed_load(cpu_venv: Path, tmp_path: Path) -> None:
         time.sleep(3)  # an idle scheduler counts its slots, and ends the server when some are missing
         assert server.generate(rows[0], LIMIT).tokens == wanted[0]
         log = server.log.read_text(errors="replace")
-    assert not faults, faults[:3]
+    assert not faults, "\n".join(faults[:3])
     assert "leak" not in log and "Traceback" not in log, log[-3000:]
     assert tally["greedy"] > 100 and tally["sampled"] > 50 and tally["cut"] > 10, tally
     # The first fifth fills caches and allocators; what leaks grows on.

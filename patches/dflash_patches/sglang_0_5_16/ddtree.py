@@ -37,6 +37,7 @@ DDTREE = PatchSet(
         ddtree.DRAFT_WINDOW,
         ddtree.capture_mask("get_verify_buffers_to_fill_after_draft"),
         ddtree.requests("get_server_args", "srt/server_args.py", "ServerArgs"),
+        ddtree.STOPS,
     ),
     tested=("0.5.16",),
     payload=True,

@@ -7,11 +7,12 @@ captured verify graph must carry a tree mask.
 
 from __future__ import annotations
 
-from dflash_deploy.patching.anchors import After, First, IfTest, Stmt
+from dflash_deploy.patching.anchors import After, Before, First, IfTest, Stmt
 from dflash_deploy.patching.edits import AddBranchFirst, AddClassField, AddElement, InsertStatements, ReplaceExpression
 from dflash_deploy.patching.patch import Contract, Example, Patch, PatchSet, Present, Refusal
 
 SPEC_INFO = "srt/speculative/spec_info.py"
+SCHEDULE_BATCH = "srt/managers/schedule_batch.py"
 GRAPH_RUNNER = "srt/model_executor/runner/decode_cuda_graph_runner.py"
 
 WORKER_FILE = "srt/speculative/dflash_worker_v2.py"
@@ -598,7 +599,7 @@ def requests(getter: str, file: str, scope: str) -> Patch:
                 attributes=("frequency_penalty", "presence_penalty", "repetition_penalty", "min_new_tokens"),
             ),
             Contract(
-                "srt/managers/schedule_batch.py",
+                SCHEDULE_BATCH,
                 "Req",
                 attributes=("return_logprob", "return_hidden_states", "custom_logit_processor", "lora_id"),
             ),
@@ -625,11 +626,91 @@ def requests(getter: str, file: str, scope: str) -> Patch:
     )
 
 
+STOPS = Patch(
+    name="ddtree-stop-before-limit",
+    file=SCHEDULE_BATCH,
+    why="a step of several tokens that reaches the limit answers with what follows a stop in it; 0.5.18 looks for stops first",
+    edit=InsertStatements(
+        "Req.update_finish_state",
+        """
+        if new_accepted_len > 1 and len(self.output_ids) >= self.sampling_params.max_new_tokens:
+            from dflash_kernels.ddtree.finish import stopped_before_limit
+
+            if stopped_before_limit(self, new_accepted_len):
+                return
+        """,
+        at=Before(IfTest("len(self.output_ids) >= self.sampling_params.max_new_tokens")),
+    ),
+    superseded=Present(SCHEDULE_BATCH, "Req._cap_finished_len_at_max_new_tokens"),
+    contract=(
+        Contract(SCHEDULE_BATCH, "Req.update_finish_state", params=("new_accepted_len",), positional=1),
+        Contract(SCHEDULE_BATCH, "Req", attributes=("finished", "grammar", "output_ids", "sampling_params")),
+    ),
+    examples=(
+        Example(
+            before="""
+                class Req:
+                    def update_finish_state(self, new_accepted_len=1):
+                        if self.finished():
+                            return
+                        if len(self.output_ids) >= self.sampling_params.max_new_tokens:
+                            self.finished_reason = FINISH_LENGTH()
+                            return
+                        self._check_token_based_finish(self.output_ids[-new_accepted_len:])
+            """,
+            after="""
+                class Req:
+                    def update_finish_state(self, new_accepted_len=1):
+                        if self.finished():
+                            return
+                        if new_accepted_len > 1 and len(self.output_ids) >= self.sampling_params.max_new_tokens:  # dflash-deploy: ddtree-stop-before-limit
+                            from dflash_kernels.ddtree.finish import stopped_before_limit
+
+                            if stopped_before_limit(self, new_accepted_len):
+                                return
+                        if len(self.output_ids) >= self.sampling_params.max_new_tokens:
+                            self.finished_reason = FINISH_LENGTH()
+                            return
+                        self._check_token_based_finish(self.output_ids[-new_accepted_len:])
+            """,  # noqa: E501
+        ),
+    ),
+    refuses=(
+        Refusal(
+            """
+            class Req:
+                def update_finish_state(self, new_accepted_len=1):
+                    if len(self.output_ids) > self.limit:
+                        self.finished_reason = FINISH_LENGTH()
+            """,
+            "AnchorMissing",
+        ),
+        Refusal(
+            """
+            class Req:
+                def update_finish_state(self, accepted=1):
+                    if len(self.output_ids) >= self.sampling_params.max_new_tokens:
+                        self.finished_reason = FINISH_LENGTH()
+            """,
+            "ContractBroken",
+        ),
+    ),
+)
+
+
 def ddtree_set(
-    worker_patch: Patch, arguments_patch: Patch, window: Patch, file: str, scope: str, namespace: str, *releases: str
+    worker_patch: Patch,
+    arguments_patch: Patch,
+    window: Patch,
+    file: str,
+    scope: str,
+    namespace: str,
+    *releases: str,
+    more: tuple[Patch, ...] = (),
 ) -> PatchSet:
     """The set of releases since 0.5.17, which have resolved arguments and the verify mask as properties and a drafter
-    without arguments of its own. ``file``, ``scope``, ``namespace``: as in :func:`budget_flag`."""
+    without arguments of its own. ``file``, ``scope``, ``namespace``: as in :func:`budget_flag`. ``more``: what these
+    releases need beside that."""
     return PatchSet(
         name="ddtree",
         package="sglang",
@@ -647,6 +728,7 @@ def ddtree_set(
             capture_mask("verify_mask"),
             draft_width(file, scope),
             requests("get_spec", file, scope),
+            *more,
         ),
         tested=releases,
         payload=True,
