@@ -30,10 +30,25 @@ class BootHost(Protocol):
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks what runs something over SSH: it mostly waits, so CI runs it beside others."""
+    """With ``-n`` one process serves SGLangs, one boots containers, and whoever is free takes the next file.
+
+    Servers fill the cores and containers share addresses, so each kind is one group. Both begin at once, being the
+    longest; of the files, those that mostly wait and those that compute take turns.
+    """
+    files: dict[bool, dict[str, None]] = {True: {}, False: {}}
     for item in items:
         if {"sshd", "new_sshd"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.waits)
+        files[item.get_closest_marker("waits") is not None][item.nodeid.partition("::")[0]] = None
+    order = {name: at + 0.5 * waits for waits, names in files.items() for at, name in enumerate(names)}
+    places = {"served": -2.0, "hosts": -1.0}
+    keys: dict[pytest.Item, float] = {}
+    for item in items:
+        file = item.nodeid.partition("::")[0]
+        group = "served" if item.get_closest_marker("e2e") else "hosts" if item.get_closest_marker("host") else file
+        item.add_marker(pytest.mark.xdist_group(group))
+        keys[item] = places.get(group, order[file])
+    items.sort(key=lambda item: keys[item])
 
 
 @pytest.fixture(scope="session")
