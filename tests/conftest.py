@@ -33,22 +33,30 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """With ``-n`` one process serves SGLangs, one boots containers, and whoever is free takes the next file.
 
     Servers fill the cores and containers share addresses, so each kind is one group. Both begin at once, being the
-    longest; of the files, those that mostly wait and those that compute take turns.
+    longest; of the files, those that mostly wait and those that compute take turns, the long ones first.
     """
-    files: dict[bool, dict[str, None]] = {True: {}, False: {}}
+    kinds: dict[str, set[str]] = {}
     for item in items:
         if {"sshd", "new_sshd"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.waits)
-        files[item.get_closest_marker("waits") is not None][item.nodeid.partition("::")[0]] = None
-    order = {name: at + 0.5 * waits for waits, names in files.items() for at, name in enumerate(names)}
-    places = {"served": -2.0, "hosts": -1.0}
+        kinds.setdefault(file_of(item), set()).update(mark.name for mark in item.iter_markers())
+    waiting = [file for file, marks in kinds.items() if "waits" in marks]
+    computing = sorted(
+        (file for file, marks in kinds.items() if "waits" not in marks), key=lambda f: "wheels" not in kinds[f]
+    )
+    place = {file: float(at) for at, file in enumerate(computing)} | {file: at + 0.5 for at, file in enumerate(waiting)}
+    place |= {"served": -2.0, "hosts": -1.0}
     keys: dict[pytest.Item, float] = {}
     for item in items:
-        file = item.nodeid.partition("::")[0]
-        group = "served" if item.get_closest_marker("e2e") else "hosts" if item.get_closest_marker("host") else file
+        special = (name for mark, name in (("e2e", "served"), ("host", "hosts")) if item.get_closest_marker(mark))
+        group = next(special, file_of(item))
         item.add_marker(pytest.mark.xdist_group(group))
-        keys[item] = places.get(group, order[file])
+        keys[item] = place[group]
     items.sort(key=lambda item: keys[item])
+
+
+def file_of(item: pytest.Item) -> str:
+    return item.nodeid.partition("::")[0]
 
 
 @pytest.fixture(scope="session")
