@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from collections.abc import Callable
 
@@ -72,6 +73,9 @@ def test_system_unit(test_host: BootHost) -> None:
     assert eventually(lambda: answers(host, settings))
     state = observe(host, settings, facts)
     assert state.running and state.enabled and state.server_pid
+    # A login sees another boot's id than a unit with protected tunables does here; the runner's own account holds for both.
+    asked = host.run([settings.python, "-I", settings.runner, "status", "--state", settings.state_file], timeout_s=20)
+    assert json.loads(asked.out)["running"], asked.out
     assert 'token a"b $HOME \\d child' in "\n".join(tail(host, settings, 50))
     assert launch() == 0
     # The runner killed: systemd ends the rest and starts anew.
