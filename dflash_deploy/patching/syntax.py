@@ -71,25 +71,31 @@ def parse(source: bytes, file: str = "the file") -> cst.Module:
         raise InvalidResult(f"{file} cannot be parsed as Python", evidence=str(error).splitlines()[:4]) from error
 
 
-def children(at: At) -> Iterator[At]:
-    """Direct child nodes, in order."""
-    for field in dataclasses.fields(at.node):
-        value = getattr(at.node, field.name)
+@functools.cache
+def _fields(kind: type[cst.CSTNode]) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind))
+
+
+_SPACE = (cst.BaseParenthesizableWhitespace, cst.EmptyLine, cst.TrailingWhitespace, cst.Newline)
+
+
+def children(at: At, without: tuple[type[cst.CSTNode], ...] = ()) -> Iterator[At]:
+    """Direct child nodes, in order; none of the kinds ``without``."""
+    node, path = at.node, at.path
+    for name in _fields(type(node)):
+        value = getattr(node, name)
         if isinstance(value, cst.CSTNode):
-            yield At(value, (*at.path, (at.node, field.name, None)))
+            if not isinstance(value, without):
+                yield At(value, (*path, (node, name, None)))
         elif isinstance(value, (list, tuple)):
             for index, item in enumerate(value):
-                if isinstance(item, cst.CSTNode):
-                    yield At(item, (*at.path, (at.node, field.name, index)))
+                if isinstance(item, cst.CSTNode) and not isinstance(item, without):
+                    yield At(item, (*path, (node, name, index)))
 
 
 def walk(at: At) -> Iterator[At]:
     """Nodes below ``at``, nested definitions entered not at all (they are scopes of their own)."""
-    for below in children(at):
-        if isinstance(
-            below.node, (cst.BaseParenthesizableWhitespace, cst.EmptyLine, cst.TrailingWhitespace, cst.Newline)
-        ):
-            continue
+    for below in children(at, _SPACE):
         yield below
         if not isinstance(below.node, (cst.FunctionDef, cst.ClassDef)):
             yield from walk(below)
@@ -97,7 +103,7 @@ def walk(at: At) -> Iterator[At]:
 
 def statements(scope: At) -> Iterator[At]:
     """Every statement of a scope in textual order, nested blocks included; of nested definitions only themselves."""
-    stack = list(reversed(list(children(scope))))
+    stack = list(children(scope, _SPACE))[::-1]
     while stack:
         at = stack.pop()
         if isinstance(at.node, (cst.SimpleStatementLine, cst.BaseCompoundStatement)):
@@ -108,7 +114,7 @@ def statements(scope: At) -> Iterator[At]:
             at.node, (cst.BaseSuite, cst.Else, cst.ExceptHandler, cst.ExceptStarHandler, cst.Finally, cst.MatchCase)
         ):
             continue
-        stack.extend(reversed(list(children(at))))
+        stack.extend(list(children(at, _SPACE))[::-1])
 
 
 def expressions(scope: At) -> Iterator[At]:
