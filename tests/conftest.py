@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import pytest
 
@@ -29,34 +29,54 @@ class BootHost(Protocol):
     ) -> container.TestHost: ...
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+SERVED = ("tests/e2e/", "tests/wheelhouse/test_real_stack.py")
+HOSTS = (
+    "tests/fleet/",
+    "tests/hosts/",
+    "tests/launch/test_systemd.py",
+    "tests/releases/",
+    "tests/wheelhouse/test_offline.py",
+)
+
+
+def group_of(nodeid: str) -> str:
+    """What runs in one process, when there are several: servers, containers, and any other file by itself."""
+    file = nodeid.partition("::")[0]
+    return "served" if file.startswith(SERVED) else "hosts" if file.startswith(HOSTS) else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """With ``-n`` one process serves SGLangs, one boots containers, and whoever is free takes the next file.
 
-    Servers fill the cores and containers share addresses, so each kind is one group. Both begin at once, being the
-    longest; of the files, those that mostly wait and those that compute take turns, the long ones first.
+    Servers fill the cores and containers share addresses, so each kind is one group.
     """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Groups(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid)
+
+    return Groups(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The order in which files are taken: servers and containers begin at once, being the longest; of the rest, files
+    that mostly wait and files that compute take turns, the long ones first."""
     kinds: dict[str, set[str]] = {}
     for item in items:
         if {"sshd", "new_sshd"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.waits)
-        kinds.setdefault(file_of(item), set()).update(mark.name for mark in item.iter_markers())
-    waiting = [file for file, marks in kinds.items() if "waits" in marks]
+        marks, group = {mark.name for mark in item.iter_markers()}, group_of(item.nodeid)
+        if ("e2e" in marks) != (group == "served") or ("host" in marks and group not in ("served", "hosts")):
+            raise pytest.UsageError(f"{item.nodeid} is marked {sorted(marks)}: name its file in SERVED or HOSTS")
+        kinds.setdefault(group, set()).update(marks)
+    waiting = [group for group, marks in kinds.items() if "waits" in marks]
     computing = sorted(
-        (file for file, marks in kinds.items() if "waits" not in marks), key=lambda f: "wheels" not in kinds[f]
+        (g for g, marks in kinds.items() if "waits" not in marks), key=lambda g: "wheels" not in kinds[g]
     )
-    place = {file: float(at) for at, file in enumerate(computing)} | {file: at + 0.5 for at, file in enumerate(waiting)}
-    place |= {"served": -2.0, "hosts": -1.0}
-    keys: dict[pytest.Item, float] = {}
-    for item in items:
-        special = (name for mark, name in (("e2e", "served"), ("host", "hosts")) if item.get_closest_marker(mark))
-        group = next(special, file_of(item))
-        item.add_marker(pytest.mark.xdist_group(group))
-        keys[item] = place[group]
-    items.sort(key=lambda item: keys[item])
-
-
-def file_of(item: pytest.Item) -> str:
-    return item.nodeid.partition("::")[0]
+    place = {group: float(at) for at, group in enumerate(computing)}
+    place |= {group: at + 0.5 for at, group in enumerate(waiting)} | {"served": -2.0, "hosts": -1.0}
+    items.sort(key=lambda item: place[group_of(item.nodeid)])
 
 
 @pytest.fixture(scope="session")

@@ -73,7 +73,7 @@ def test_system_unit(test_host: BootHost) -> None:
     assert eventually(lambda: answers(host, settings))
     state = observe(host, settings, facts)
     assert state.running and state.enabled and state.server_pid
-    # A login sees another boot's id than a unit with protected tunables does here; the runner's own account holds for both.
+    # A login sees another boot's id than a unit with protected tunables does here; the runner's account holds for both.
     asked = host.run([settings.python, "-I", settings.runner, "status", "--state", settings.state_file], timeout_s=20)
     assert json.loads(asked.out)["running"], asked.out
     assert 'token a"b $HOME \\d child' in "\n".join(tail(host, settings, 50))
