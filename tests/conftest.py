@@ -31,6 +31,7 @@ class BootHost(Protocol):
 
 SERVED = ("tests/e2e/", "tests/wheelhouse/test_real_stack.py")
 HOSTS = (
+    "tests/e2e/test_up_ct200.py",
     "tests/fleet/",
     "tests/hosts/",
     "tests/launch/test_systemd.py",
@@ -42,7 +43,7 @@ HOSTS = (
 def group_of(nodeid: str) -> str:
     """What runs in one process, when there are several: servers, containers, and any other file by itself."""
     file = nodeid.partition("::")[0]
-    return "served" if file.startswith(SERVED) else "hosts" if file.startswith(HOSTS) else file
+    return "hosts" if file.startswith(HOSTS) else "served" if file.startswith(SERVED) else file
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
@@ -67,7 +68,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if {"sshd", "new_sshd"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.waits)
         marks, group = {mark.name for mark in item.iter_markers()}, group_of(item.nodeid)
-        if ("e2e" in marks) != (group == "served") or ("host" in marks and group not in ("served", "hosts")):
+        if {"e2e", "host"} & marks and group not in ("served", "hosts"):
             raise pytest.UsageError(f"{item.nodeid} is marked {sorted(marks)}: name its file in SERVED or HOSTS")
         kinds.setdefault(group, set()).update(marks)
     waiting = [group for group, marks in kinds.items() if "waits" in marks]
