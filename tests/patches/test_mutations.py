@@ -1,5 +1,7 @@
-"""No silent misapplication: seeded edits of each patch's file (50 with DFLASH_TESTS=all, the first 20 otherwise), harmless
-ones taken, harmful ones refused."""
+"""No silent misapplication: seeded edits of each patch's file, harmless ones taken, harmful ones refused.
+
+50 of each with ``DFLASH_TESTS=all``, the first 20 otherwise.
+"""
 
 from __future__ import annotations
 
