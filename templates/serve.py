@@ -41,11 +41,13 @@ def alive(pid, start):
     return found is not None and found[0] not in "ZX" and found[3] == start
 
 
-def is_runner(state, path):
-    """Whether the recorded process is there, by its command line too.
+def same_boot(state, path):
+    """Whether the record is of this boot of the machine: by the boot's id, or because its process is there.
 
     A service manager may show its units another boot's id than a login sees (a container's, with protected kernel tunables).
     """
+    if state["boot_id"] == boot_id():
+        return True
     try:
         with open("/proc/%d/cmdline" % state["pid"], "rb") as file:
             words = file.read().split(b"\0")
@@ -573,7 +575,7 @@ def status(path):
     state = read_state(path)
     if state is None:
         return {"running": False, "known": False, "serves": ""}
-    here = state["boot_id"] == boot_id() or is_runner(state, path)
+    here = same_boot(state, path)
     running = here and alive(state["pid"], state["start"])
     orphans = leftovers(state) if here and not running and state["session"] == state["pid"] else {}
     running = running and not state.get("failed")
@@ -616,7 +618,7 @@ def keep(options):
 def stop(options):
     state = read_state(options.state)
     found = status(options.state)
-    here = state is not None and (state["boot_id"] == boot_id() or is_runner(state, options.state))
+    here = state is not None and same_boot(state, options.state)
     if not here or not (alive(state["pid"], state["start"]) or found["orphans"]):
         return dict(found, stopped=False, left=[])
     send({state["pid"]: state["start"]}, signal.SIGTERM)

@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
-import contextlib
 import json
 import random
-import socket
 import sys
 import threading
 import time
@@ -26,6 +24,7 @@ from typing import Any
 import torch
 
 from tests.bench.serving import Server, add_arguments, post, read_prompts, servers_of, tokenized
+from tests.e2e.server import hang_up
 
 TEMPERATURES = (0.3, 0.7, 1.0, 1.5)
 FILTERS: dict[str, dict[str, Any]] = {"plain": {}, "top-k 20, top-p 0.9": {"top_k": 20, "top_p": 0.9}}
@@ -177,18 +176,6 @@ def sampling(servers: list[Server], prompts: list[str], count: int) -> dict[str,
     return {"samples": count, "rows": rows}
 
 
-def _abandon(server: Server, prompt: str, after_s: float) -> None:
-    """Ask for a stream and hang up in the middle of it."""
-    body = json.dumps({"text": prompt, "stream": True, "sampling_params": {"temperature": 0, "max_new_tokens": 512}})
-    head = f"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body.encode())}\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
-        connection.sendall((head + body).encode())
-        connection.settimeout(after_s)
-        with contextlib.suppress(TimeoutError):
-            while connection.recv(65536):
-                pass
-
-
 def soak(server: Server, first: Server, prompts: list[str], seconds: float, exact: bool) -> dict[str, Any]:
     """Mixed load on one server for ``seconds``: 1 to 32 at once, long prompts, samples, hang-ups; greedy answers are checked.
 
@@ -209,7 +196,8 @@ def soak(server: Server, first: Server, prompts: list[str], seconds: float, exac
     def one(kind: str, number: int, after_s: float) -> None:
         try:
             if kind == "abandoned":
-                _abandon(server, work[number], after_s)
+                asked = {"text": work[number], "sampling_params": {"temperature": 0, "max_new_tokens": 512}}
+                hang_up(server.port, asked, after_s)
                 wrong = ""
             elif kind == "sampled":
                 answer = generate(server, work[number], {**plain, "temperature": 1.0, "top_p": 0.9})

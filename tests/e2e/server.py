@@ -12,7 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,6 +80,10 @@ class Server:
     log: Path
     started_s: float
 
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
     def post(self, path: str, body: Mapping[str, Any]) -> tuple[int, Any]:
         """Status and decoded JSON (or text) of the answer; an HTTP error is an answer too."""
         request = urllib.request.Request(
@@ -112,6 +116,22 @@ class Server:
 
     def tail(self, lines: int = 25) -> str:
         return "\n".join(line[:300] for line in self.log.read_text(errors="replace").splitlines()[-lines:])
+
+
+def hang_up(port: int, body: Mapping[str, Any], after_s: float) -> None:
+    """Ask a server on loopback for a stream, and cut the connection ``after_s`` later, in the middle of it."""
+    data = json.dumps({**body, "stream": True}).encode()
+    head = (
+        f"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    )
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+        connection.sendall(head.encode() + data)
+        until = time.monotonic() + after_s
+        while (left := until - time.monotonic()) > 0:
+            connection.settimeout(left)
+            with suppress(TimeoutError):
+                if not connection.recv(65536):
+                    return
 
 
 @contextmanager

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import random
-import socket
 import threading
 import time
-import urllib.parse
 from collections import Counter
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from json import dumps
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.server import PAIR, Server, ddtree, serve
+from tests.e2e.server import PAIR, Server, ddtree, hang_up, serve
 from tests.scope import costly
 from tests.tiny_pair.model import chat
 
@@ -40,24 +36,6 @@ def resident_kib(folder: Path) -> int:
     return total
 
 
-def hang_up(server: Server, prompt: Sequence[int], after_s: float) -> None:
-    """Ask for a stream and cut the connection in the middle of it."""
-    asked = {"input_ids": list(prompt), "stream": True, "sampling_params": {"temperature": 0, "max_new_tokens": 256}}
-    body = dumps(asked).encode()
-    head = (
-        f"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    )
-    port = urllib.parse.urlsplit(server.url).port
-    with socket.create_connection(("127.0.0.1", port or 0), timeout=30) as connection:
-        connection.sendall(head.encode() + body)
-        until = time.monotonic() + after_s
-        while (left := until - time.monotonic()) > 0:
-            connection.settimeout(left)
-            with contextlib.suppress(TimeoutError):
-                if not connection.recv(65536):
-                    return
-
-
 def test_mixed_load(cpu_venv: Path, tmp_path: Path) -> None:
     """1 to 32 requests at once: greedy ones held against the replay, long prompts, samples, connections cut."""
     torch.set_num_threads(1)
@@ -72,7 +50,8 @@ def test_mixed_load(cpu_venv: Path, tmp_path: Path) -> None:
         wrong = ""
         try:
             if kind == "cut":
-                hang_up(server, rows[number], after_s)
+                asked = {"input_ids": rows[number], "sampling_params": {"temperature": 0, "max_new_tokens": 256}}
+                hang_up(server.port, asked, after_s)
             elif kind == "sampled":
                 wrong = "" if server.generate(rows[number], LIMIT, temperature=1.0, top_p=0.9).tokens else "no tokens"
             else:
